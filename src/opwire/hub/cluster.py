@@ -1,6 +1,6 @@
 """Several hubs as one: they share their routes and pass calls to each other, over a broker.
 
-Each hub is one end of the broker. It streams what its own clients serve to the other hubs (`RouteFeed`), and adds each
+Each hub is one peer of the broker. It streams what its own clients serve to the other hubs (`RouteFeed`), and adds each
 of them to its relay as a peer (`HubPeer`). Leases, tokens and probes of the broker are those of any other call, so a
 call that crosses ends exactly once, and a hub that is gone is noticed like any other server.
 
@@ -85,7 +85,7 @@ _MAX_SECONDS_PER_TURN = 0.005  # registering a route of 1 MB takes ten times as 
 _PROOF_LIFETIME, _MAX_CLOCK_SKEW = 20.0, 10.0  # seconds
 _ANY_SIZE = 2**62
 _NO_CALLS = Statistics()
-_ADDRESS = re.compile(r"[0-9a-f]{16}")  # of an end of a broker
+_ADDRESS = re.compile(r"[0-9a-f]{16}")  # of a peer of a broker
 
 # --- proof ------------------------------------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class HubPeer(Peer):
 class _KnownHub(Struct, eq=False):
     """The state of another hub: which changes of its routes have arrived.
 
-    It is `proven` by a request or by its routes. Until then it is only an end that was found on the broker: it is not a
+    It is `proven` by a request or by its routes. Until then it is only a peer that was found on the broker: it is not a
     peer of the relay, and leaves no room for others if there are many.
     """
 
@@ -598,7 +598,7 @@ class Cluster:
                 stranger.notify(CallFailed.of(event.request_id, refused))
             return  # otherwise it is lost, and so are its calls
         peer, id, identity, caller = hub.peer, event.request_id, ANONYMOUS, None
-        steers = isinstance(event, CallCredit | CallAnswer)
+        is_from_caller = isinstance(event, CallCredit | CallAnswer)
         if isinstance(event, CallRequested):
             identity, event = identity_json(event.identity), replace(event, identity=None)
             if len(identity) > MAX_IDENTITY or len(id) > MAX_ID:
@@ -606,8 +606,8 @@ class Cluster:
                 peer.notify(CallFailed.of(id, large))
                 return
         elif isinstance(event, CallAborted):
-            steers = self._server.routes.open_call(sender, id) is not None
-        if not steers and not isinstance(event, CallRequested):  # from the server of a call that was made here
+            is_from_caller = self._server.routes.open_call(sender, id) is not None
+        if not is_from_caller and not isinstance(event, CallRequested):  # from the server of a call that was made here
             caller, _, request_id = id.partition("/")
             event = replace(event, request_id=request_id)
         try:

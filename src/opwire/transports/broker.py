@@ -54,7 +54,7 @@ _PROBE = encode_session(Waiting())  # without news: only whether the broker can 
 
 
 class BrokerTransport:
-    """One end of a broker: a `Transport`.
+    """One peer of a broker: a `Transport`.
 
     `heartbeat` is the interval, in seconds, at which a server reports its calls in flight. A call that is missing from
     three heartbeats fails with UNAVAILABLE: that is how long it takes to detect a server that is frozen or cut off. One
@@ -84,11 +84,11 @@ class BrokerTransport:
         self.leases = Leases(3 * heartbeat)
         self.probes = Probes(self.leases, self._probe, self._report)
         self._receiver: Receiver | None = None
-        self.address: Address | None = None  # of this end: changes with each connection; None while disconnected
+        self.address: Address | None = None  # of this peer: changes with each connection; None while disconnected
         self._closed = True
         self._disconnect_reason = ""
         self._operations: dict[str, None] = {}  # announced ones, in order
-        self._query_ids = count(randbits(32))  # random, so that an end that did not receive a query cannot reply to it
+        self._query_ids = count(randbits(32))  # random, so that a peer that did not receive a query cannot reply to it
         self._servers_by_query: dict[int, dict[Address, None]] = {}
         self._disconnected = asyncio.Event()
         self._ended_tokens: dict[Address, list[str]] = {}  # to report after a reconnection
@@ -172,7 +172,7 @@ class BrokerTransport:
         return list(servers)
 
     async def close(self) -> None:
-        """Disconnect. Peers fail the calls that they share with this end."""
+        """Disconnect. Peers fail the calls that they share with this peer."""
         if self._closed:
             return
         self._closed = True
@@ -185,7 +185,7 @@ class BrokerTransport:
             if self.connected:
                 self._ended_tokens = self.leases.clear()
                 self._report_ended()
-            await self.connection.close()  # until then, requests that are sent to this end directly are rejected
+            await self.connection.close()  # until then, requests that are sent to this peer directly are rejected
             self.address = None
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class BrokerTransport:
                 self.signed.ended(event.request_id)
 
     def _send_without_lease(self, event: CallEvent, to: Address | None) -> None:
-        """Send an event to the server of a call of this end, or to a plain client of the broker.
+        """Send an event to the server of a call of this peer, or to a plain client of the broker.
 
         While the server of a call is unknown, its abort is broadcast: the token identifies the call.
         """
@@ -304,7 +304,7 @@ class BrokerTransport:
     # --- the listener of the connection -------------------------------------------------------------------------------
 
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
-        """Handle a message to this end."""
+        """Handle a message to this peer."""
         if self._receiver is None or self.address is None:
             return
         try:
@@ -393,7 +393,7 @@ class BrokerTransport:
         self._perform(self.leases.calls.undelivered(token, reason))
 
     def refused(self, operation_id: str, reason: str) -> None:
-        """Fail the requests for an operation that this end may not call."""
+        """Fail the requests for an operation that this peer may not call."""
         self._perform(self.leases.calls.refused(operation_id, reason))
 
     def unreachable(self, peer: Address) -> None:
@@ -490,7 +490,7 @@ class BrokerTransport:
             tried_at = time.monotonic()
 
     def _connected_address(self) -> Address:
-        """Return the address of this end.
+        """Return the address of this peer.
 
         Raises:
             CallError: UNAVAILABLE, it is disconnected, and why.

@@ -16,7 +16,7 @@ class BrokerListener(Protocol):
     """The user of a `BrokerConnection`. Its methods return at once and never raise."""
 
     def arrived(self, sender: Address, token: str, message: bytes) -> None:
-        """Handle a message to this end, with the token that was passed to `request` or `send`."""
+        """Handle a message to this peer, with the token that was passed to `request` or `send`."""
         ...
 
     def overheard(self, sender: Address, token: str, message: bytes) -> None:
@@ -66,7 +66,7 @@ class BrokerConnection(Protocol):
         ...
 
     async def serve(self, operation_ids: Iterable[str]) -> None:
-        """Route requests for further operations to this end. They arrive when this returns.
+        """Route requests for further operations to this peer. They arrive when this returns.
 
         Raises:
             CallError: UNAVAILABLE if the connection is lost.
@@ -74,7 +74,7 @@ class BrokerConnection(Protocol):
         ...
 
     async def unserve(self, operation_ids: Iterable[str]) -> None:
-        """Stop routing requests for operations to this end. No new ones arrive when this returns.
+        """Stop routing requests for operations to this peer. No new ones arrive when this returns.
 
         Raises:
             CallError: UNAVAILABLE if the connection is lost.
@@ -92,7 +92,7 @@ class BrokerConnection(Protocol):
         ...
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
-        """Send a message to one end. `control`: it is small, and ends or steers a call.
+        """Send a message to one peer. `control`: it is small, and ends or controls a call.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
@@ -100,7 +100,7 @@ class BrokerConnection(Protocol):
         ...
 
     def broadcast(self, token: str, message: bytes) -> None:
-        """Send a message to every end, including this one.
+        """Send a message to every peer, including this one.
 
         Raises:
             CallError: UNAVAILABLE, RATE_LIMITED if the queue is full.
@@ -108,7 +108,7 @@ class BrokerConnection(Protocol):
         ...
 
     def beat(self, every: float) -> None:
-        """Renew the presence of this end at the broker, if the broker needs it; called every `every` seconds."""
+        """Renew the presence of this peer at the broker, if the broker needs it; called every `every` seconds."""
         ...
 
     async def close(self) -> None:

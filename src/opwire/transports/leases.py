@@ -49,7 +49,7 @@ LeaseEvent = Serving | Waiting | Left
 
 
 class OutgoingCall(Struct, gc=False):
-    """A call that this end made and that has not ended.
+    """A call that this peer made and that has not ended.
 
     `server` is set by the first event or report of the server, or by the broker; it is empty for a server without an
     address. `heard_at` is when the server last sent something about this call. `probed_at` is when the broker was last
@@ -68,7 +68,7 @@ class OutgoingCall(Struct, gc=False):
 
 
 class ReceivedRequest(Struct, gc=False):
-    """A request of a caller that this end has not answered yet."""
+    """A request of a caller that this peer has not answered yet."""
 
     caller: Address
     request_id: str
@@ -109,7 +109,7 @@ Action = Deliver | Send | LosePeer
 
 
 class OutgoingCalls:
-    """The caller's side: the calls that this end made, in the order in which they were sent.
+    """The caller's side: the calls that this peer made, in the order in which they were sent.
 
     `servers_heard` is when each server last sent something. `latest_servers` are the servers that responded last, by
     operation; an empty address is that of a server that is gone.
@@ -183,7 +183,7 @@ class OutgoingCalls:
             self.end(call)
 
     def reported(self, server: Address, tokens: Iterable[str], now: float) -> list[Action]:
-        """Record that a server reports these calls; answer it with those that this end does not wait for."""
+        """Record that a server reports these calls; answer it with those that this peer does not wait for."""
         token_of_open_call, ended_tokens = "", list[str]()
         for token in tokens:
             call = self._by_token.get(token)
@@ -211,11 +211,11 @@ class OutgoingCalls:
         return [self.fail(lost, f"{lost.operation_id}: no server is left; it may have run") for lost in lost_calls]
 
     def refused(self, operation_id: str, reason: str) -> list[Deliver]:
-        """Fail the calls of an operation that this end may not call."""
+        """Fail the calls of an operation that this peer may not call."""
         return [self.fail(call, f"{operation_id}: {reason}") for call in self._unreported(operation_id)]
 
     def forbidden(self, server: Address) -> list[Deliver]:
-        """Fail the calls that were rerouted to a server that this end may not send messages to: reroute no more."""
+        """Fail the calls that were rerouted to a server that this peer may not send messages to: reroute no more."""
         self.reroutes.forbid()
         denied = [call for call in self if call.rerouted and call.server == server and call.heard_at == call.sent_at]
         return [self.fail(call, "no permission to send it to its server", not_started=True) for call in denied]
@@ -255,7 +255,7 @@ class OutgoingCalls:
 
 
 class ReceivedRequests:
-    """The server's side: the requests that this end received, and the callers that wait for them."""
+    """The server's side: the requests that this peer received, and the callers that wait for them."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -367,7 +367,7 @@ class ReceivedRequests:
 
 
 class Leases:
-    """The leases of one end: `calls` that it made, and `requests` that it received.
+    """The leases of one peer: `calls` that it made, and `requests` that it received.
 
     A lease is lost after `patience` seconds of silence.
     """
@@ -383,7 +383,7 @@ class Leases:
         """Check by its token that an event comes from the other side of its call, and update the lease.
 
         Events of unknown calls pass: the `CallTable`, which decides which sender may respond, drops them. But none with
-        the id of an open request of its sender: what this end would send back, such as the end of a stream, would have
+        the id of an open request of its sender: what this peer would send back, such as the end of a stream, would have
         the token of that request.
         """
         if type(event) is not CallResponded and isinstance(event, _EVENTS_OF_CALLERS):

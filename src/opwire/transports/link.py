@@ -84,7 +84,7 @@ class Link(asyncio.Protocol):
         self.paused = False  # whether the peer reads too slowly
         self._unread = b""  # received, and left for the next turn
         self._is_closing = False  # `lost` is not called any more
-        self._reason: str | None = None  # why this end closes the connection
+        self._reason: str | None = None  # why this side closes the connection
         self._disconnected: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 

@@ -22,31 +22,31 @@ class MemoryBus:
         self.codec = codec
         self.max_message = max_message
         self._numbers = count(1)
-        self.ends: dict[Address, MemoryTransport] = {}
+        self.peers: dict[Address, MemoryTransport] = {}
         self._serving: dict[str, list[Address]] = {}  # servers by operation id, the next one first
 
-    def join(self, end: "MemoryTransport") -> Address:
-        """Add an end, and return its address."""
+    def join(self, peer: "MemoryTransport") -> Address:
+        """Add a peer, and return its address."""
         address = f"memory-{next(self._numbers)}"
-        self.ends[address] = end
+        self.peers[address] = peer
         return address
 
     def leave(self, address: Address) -> None:
-        """Remove an end, and report its loss to the others."""
-        self.ends.pop(address, None)
+        """Remove a peer, and report its loss to the others."""
+        self.peers.pop(address, None)
         self.withdraw(address, list(self._serving))
-        for end in tuple(self.ends.values()):
-            end.lose(address)
+        for peer in tuple(self.peers.values()):
+            peer.lose(address)
 
     def announce(self, address: Address, operation_ids: Iterable[str]) -> None:
-        """Route requests for operations to an end."""
+        """Route requests for operations to a peer."""
         for operation_id in operation_ids:
             serving = self._serving.setdefault(operation_id, [])
             if address not in serving:
                 serving.append(address)
 
     def withdraw(self, address: Address, operation_ids: Iterable[str]) -> None:
-        """Stop routing requests for operations to an end."""
+        """Stop routing requests for operations to a peer."""
         for operation_id in operation_ids:
             serving = self._serving.get(operation_id, [])
             if address in serving:
@@ -81,7 +81,7 @@ class MemoryBus:
 
 
 class MemoryTransport:
-    """One end of a `MemoryBus`."""
+    """One peer of a `MemoryBus`."""
 
     local = True
     trusted = True
@@ -128,7 +128,7 @@ class MemoryTransport:
             *others, to = bus.servers() or [None]
             for address in others:
                 self.send(event, address)
-        there = None if to is None else bus.ends.get(to)
+        there = None if to is None else bus.peers.get(to)
         if there is None:
             raise CallError(ErrorCode.UNAVAILABLE, "the peer is gone")
         if bus.codec:

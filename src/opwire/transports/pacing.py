@@ -1,6 +1,6 @@
 """`LargeMessages`: large messages over a broker, at a pace at which it does not have to buffer them.
 
-A broker buffers what an end does not read, Redis 32 MiB and NATS 64 MB by default, and then closes its connection,
+A broker buffers what a peer does not read, Redis 32 MiB and NATS 64 MB by default, and then closes its connection,
 which ends all its calls. The sender cannot see that buffer.
 """
 

@@ -45,11 +45,11 @@ def test_what_is_not_ours_is_nothing(published: bytes) -> None:
 
 def test_an_end_and_an_operation_have_readable_names_under_the_prefix() -> None:
     names = RedisNames("opwire", 3)
-    assert names.end("0a1b") == b"opwire:end:0a1b"
+    assert names.peer("0a1b") == b"opwire:end:0a1b"
     assert names.serving("github.repos/get") == b"opwire:serving:github.repos/get"
     assert names.all == b"opwire:all:3"
-    assert names.address(names.end("0a1b")) == "0a1b"
-    assert names.end("\ud800") == b"opwire:end:?"  # an address that no end has
+    assert names.address(names.peer("0a1b")) == "0a1b"
+    assert names.peer("\ud800") == b"opwire:end:?"  # an address that no end has
 
 
 @given(st.text(st.characters()), st.text(st.characters()))

@@ -49,7 +49,7 @@ def test_nothing_is_served_at_another_address() -> None:
     here = presence("a.b")
     here.begin("somebody else")
     assert here.served == []
-    assert here.end == b"opwire:end:somebody else"
+    assert here.own_name == b"opwire:end:somebody else"
 
 
 def test_many_operations_are_entered_in_portions() -> None:

@@ -197,7 +197,7 @@ _CLIENT: dict[str, object] = {
     "protocol": 1,  # accepts a later INFO
     "headers": True,
     "no_responders": True,  # return status 503 if a subject has no subscriber, instead of nothing
-    "echo": True,  # an end may call itself
+    "echo": True,  # a peer may call itself
     "verbose": False,
     "pedantic": False,
 }

@@ -3,12 +3,12 @@
 Subjects:
 
     <prefix>.call.math.add          requests for math.add; its servers are a queue group
-    <prefix>.in.<address>.-         messages for one end: responses, and events that steer a call
-    <prefix>.all                    messages for every end
+    <prefix>.in.<address>.-         messages for one peer: responses, and events that control a call
+    <prefix>.all                    messages for every peer
 
 The reply subject of a message, `<prefix>.in.<address>.<token>`, holds the sender's address and the token of the call,
 so that the payload stays a plain event. If a subject has no subscriber, the server's status arrives there. A message
-for one end has a receipt after the token, `<token>-<receipt>`, which names the receiver (see `Receipts`). A peer that
+for one peer has a receipt after the token, `<token>-<receipt>`, which names the receiver (see `Receipts`). A peer that
 does not implement this publishes its response to the reply subject.
 
 A plain NATS client sends a request with its own reply subject, such as `_INBOX.…`. Its address here is that subject
@@ -90,11 +90,11 @@ class Subjects:
         return self._calls + encode_id(operation_id)
 
     def inbox(self, address: Address) -> str:
-        """Return the prefix of the subjects of one end; a token follows."""
+        """Return the prefix of the subjects of one peer; a token follows."""
         return f"{self._inboxes}{address}."
 
     def to(self, address: Address) -> str:
-        """Return the subject of messages for one end.
+        """Return the subject of messages for one peer.
 
         Raises:
             CallError: UNAVAILABLE, if the address is not that of an inbox.
@@ -244,7 +244,7 @@ _OWN_INBOX, _ALL, _SERVICE = "in", "all", "srv"  # ids of our subscriptions; tho
 class NatsBrokerConnection:
     """A `BrokerConnection` over a NATS server or cluster.
 
-    `describe` returns what this end serves, for NATS' own tools; their queries are ignored without it, or while it
+    `describe` returns what this peer serves, for NATS' own tools; their queries are ignored without it, or while it
     returns None.
     """
 
@@ -295,7 +295,7 @@ class NatsBrokerConnection:
     async def close(self) -> None:
         """Flush all writes and disconnect. From then on the server reports that this inbox has no subscriber.
 
-        What arrives until then is still handled: a request that was sent to this end directly is rejected, not lost.
+        What arrives until then is still handled: a request that was sent to this peer directly is rejected, not lost.
         """
         connection = self._connection
         if connection is not None:
@@ -354,17 +354,17 @@ class NatsBrokerConnection:
         self._publish(line, token, b"", message, receiver=operation_id)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
-        """Publish to the inbox of one end."""
+        """Publish to the inbox of one peer."""
         receiver = self._receivers.get(to)
         if receiver is None:
-            # One subject for all messages to an end: NATS caches the subscribers of a subject; a new one costs 1 µs.
+            # One subject for all messages to a peer: NATS caches the subscribers of a subject; a new one costs 1 µs.
             line, receipt = self._line(self._subjects.to(to)), self.receipts.make(to)
             receiver = self._receivers[to] = line, receipt.encode("latin-1")
         line, receipt = receiver
         self._publish(line, token, receipt, message, receiver="" if control else to)
 
     def broadcast(self, token: str, message: bytes) -> None:
-        """Publish to every end."""
+        """Publish to every peer."""
         self._publish(self._line(self._subjects.all), token or ABSENT, b"", message)
 
     def _line(self, subject: str) -> bytes:
@@ -462,8 +462,8 @@ class NatsTransport(BrokerTransport):
         async with PendingRequestMap(NatsTransport("nats://127.0.0.1:4222")) as calls:
             envelope = await calls.call("math.add", {"a": 1, "b": 2})
 
-    Ends with the same `prefix` reach each other. The servers of an operation share its requests; `queue` is the name of
-    their group. `user` and `password`, `token` or `credentials_file` (a `.creds` file, or one with the seed of an NKEY)
+    Peers with the same `prefix` reach each other. The servers of an operation share its requests; `queue` names their
+    group. `user` and `password`, `token` or `credentials_file` (a `.creds` file, or one with the seed of an NKEY)
     are the defaults for servers without credentials in the URL. TLS is used if the server requires it, the URL starts
     with `tls://` or `ssl` is given; `tls_first` is for servers that are configured with `handshake_first`.
 

@@ -1,9 +1,9 @@
 """Calls over Redis: `RedisTransport`, and its connection to the broker.
 
-An end of the transport has one name: the channel of its inbox, the key of its lease, and its entry in the lists of the
+A peer of the transport has one name: the channel of its inbox, the key of its lease, and its entry in the lists of the
 servers of each operation. A request goes to an entry of such a list with a valid lease and a subscriber to its inbox.
 
-An end has one connection, for messages and commands alike. No message is sent twice: if only its reply was lost, it
+A peer has one connection, for messages and commands alike. No message is sent twice: if only its reply was lost, it
 has arrived. The one exception is a script that Redis reports as unknown: it did not run.
 """
 
@@ -45,22 +45,22 @@ _MAX_HEAD_BYTES = 128  # an address and a token
 
 
 class RedisNames:
-    """The names of channels and keys under one prefix. Ends with different prefixes are isolated from each other."""
+    """The names of channels and keys under one prefix. Peers with different prefixes are isolated from each other."""
 
     def __init__(self, prefix: str, db: int = 0) -> None:
-        self._end = f"{prefix}:end:"
-        self.ends = self._end.encode()  # the prefix of the names of all ends
+        self._prefix_text = f"{prefix}:end:"
+        self.peer_prefix = self._prefix_text.encode()
         self._serving = f"{prefix}:serving:"
         # Channels belong to the whole server, keys to one database: without its number, databases would share this one.
         self.all = f"{prefix}:all:{db}".encode()
 
-    def end(self, address: Address) -> bytes:
-        """Return the name of an end: its channel, the key of its lease, its entry in the lists of servers."""
-        return (self._end + address).encode(errors="replace")
+    def peer(self, address: Address) -> bytes:
+        """Return the name of a peer: its channel, the key of its lease, its entry in the lists of servers."""
+        return (self._prefix_text + address).encode(errors="replace")
 
-    def address(self, end: bytes) -> Address:
-        """Return the address of an end from its name."""
-        return end[len(self.ends) :].decode(errors="replace")
+    def address(self, name: bytes) -> Address:
+        """Return the address of a peer from its name."""
+        return name[len(self.peer_prefix) :].decode(errors="replace")
 
     def serving(self, operation_id: str) -> bytes:
         """Return the key of the list of an operation's servers."""
@@ -95,24 +95,24 @@ _LISTS_PER_SCRIPT = 500  # blocks other clients for about a millisecond
 
 
 class Presence:
-    """Build the commands that register an end: a lease of three beats, and an entry per operation. No I/O."""
+    """Build the commands that register a peer: a lease of three beats, and an entry per operation. No I/O."""
 
     def __init__(self, names: RedisNames, heartbeat: float) -> None:
         self._names = names
         self._lease = ceil(3000 * heartbeat)  # milliseconds
-        self.end = b""  # our name
+        self.own_name = b""
         self._served: dict[str, None] = {}
         self._to_renew: list[str] = []  # in this round
         self._to_prune: list[str] = []
 
     @property
     def served(self) -> list[str]:
-        """Return the operations that this end serves."""
+        """Return the operations that this peer serves."""
         return list(self._served)
 
     def begin(self, address: Address) -> None:
         """Reset for a new connection, with a new address."""
-        self.end = self._names.end(address)
+        self.own_name = self._names.peer(address)
         self._served, self._to_renew, self._to_prune = {}, [], []
 
     def add(self, operation_ids: Iterable[str]) -> list[str]:
@@ -127,7 +127,7 @@ class Presence:
             self._served.pop(operation_id, None)
 
     def entries(self, operation_ids: list[str]) -> list[bytes]:
-        """Return the commands that add this end to the lists. Each replies 1 if the lease was missing."""
+        """Return the commands that add this peer to the lists. Each replies 1 if the lease was missing."""
         return [
             self._entry(operation_ids[start : start + _LISTS_PER_SCRIPT])
             for start in range(0, len(operation_ids), _LISTS_PER_SCRIPT)
@@ -135,20 +135,20 @@ class Presence:
 
     def _entry(self, operation_ids: list[str]) -> bytes:
         lists = map(self._names.serving, operation_ids)
-        return command(b"EVAL", ENTER.text, 1 + len(operation_ids), self.end, *lists, self._lease, _LIST_TTL_MS)
+        return command(b"EVAL", ENTER.text, 1 + len(operation_ids), self.own_name, *lists, self._lease, _LIST_TTL_MS)
 
     def departures(self, operation_ids: Iterable[str]) -> list[bytes]:
-        """Return the commands that remove this end from the lists of these operations."""
-        return [command(b"LREM", self._names.serving(operation_id), 0, self.end) for operation_id in operation_ids]
+        """Return the commands that remove this peer from the lists of these operations."""
+        return [command(b"LREM", self._names.serving(operation_id), 0, self.own_name) for operation_id in operation_ids]
 
     def absence(self) -> list[bytes]:
-        """Return the commands that remove this end from all lists, and its lease."""
-        return [*self.departures(self._served), command(b"DEL", self.end)]
+        """Return the commands that remove this peer from all lists, and its lease."""
+        return [*self.departures(self._served), command(b"DEL", self.own_name)]
 
     def renewal(self, every: float) -> bytes:
         """Return the command of one beat: renew the lease and some lists. It replies 1 if the lease was missing."""
         if not self._served:  # renewing a missing lease still shows whether the server accepts writes
-            return command(b"PEXPIRE", self.end, self._lease)
+            return command(b"PEXPIRE", self.own_name, self._lease)
         if not self._to_renew:
             self._to_renew = self.served
         number = ceil(len(self._served) * every / _SECONDS_TO_RENEW_ALL_LISTS)
@@ -162,7 +162,7 @@ class Presence:
         due_ids, self._to_prune = self._to_prune[:_LISTS_PRUNED_PER_BEAT], self._to_prune[_LISTS_PRUNED_PER_BEAT:]
         lists = [self._names.serving(operation_id) for operation_id in due_ids]
         return (
-            [command(b"EVAL", PRUNE.text, len(lists), *lists, self._names.ends, _ENTRIES_PRUNED_PER_BEAT)]
+            [command(b"EVAL", PRUNE.text, len(lists), *lists, self._names.peer_prefix, _ENTRIES_PRUNED_PER_BEAT)]
             if lists
             else []
         )
@@ -213,11 +213,11 @@ class RedisBrokerConnection:
         try:
             await connection.open()
             # The lease of the lost connection may not have expired yet.
-            await connection.greet(*([command(b"DEL", self._presence.end)] if self._presence.served else []))
+            await connection.greet(*([command(b"DEL", self._presence.own_name)] if self._presence.served else []))
             names = RedisNames(await self._servers.channel_prefix(connection, self._prefix), connection.target.db)
             for setting in SETTINGS:  # apart from the other commands, since many servers deny CONFIG
                 connection.send(command(b"CONFIG", b"GET", setting), settings.append)
-            loading, channels = command(b"SCRIPT", b"LOAD", ROUTE.text), (names.end(address), names.all)
+            loading, channels = command(b"SCRIPT", b"LOAD", ROUTE.text), (names.peer(address), names.all)
             await connection.ask(*(command(b"SUBSCRIBE", channel) for channel in channels), loading)
         except BaseException:
             await connection.close()
@@ -235,15 +235,15 @@ class RedisBrokerConnection:
             self._listener.disconnected(reason)
 
     async def close(self) -> None:
-        """Remove this end from every list, and disconnect. A second call is a no-op.
+        """Remove this peer from every list, and disconnect. A second call is a no-op.
 
-        What arrives until then is still handled: a request that was sent to this end directly is rejected, not lost.
+        What arrives until then is still handled: a request that was sent to this peer directly is rejected, not lost.
         """
         connection = self._connection
         if connection is None:
             return
         try:
-            for departure in (*self._presence.absence(), command(b"UNSUBSCRIBE", self._presence.end)):
+            for departure in (*self._presence.absence(), command(b"UNSUBSCRIBE", self._presence.own_name)):
                 connection.send(departure, _ignore, control=True)
             async with timeout(_CLOSE_TIMEOUT):
                 await connection.ask(_PING)  # its reply shows that Redis has processed the commands before it
@@ -322,10 +322,10 @@ class RedisBrokerConnection:
 
     def _routing(self, request: _RoutedRequest, eval_command: bytes, script: Part) -> bytes:
         """Return the command that runs ROUTE for a request."""
-        servers, ends = self._names.serving(request.operation_id), self._names.ends
+        servers, peer_prefix = self._names.serving(request.operation_id), self._names.peer_prefix
         published = pack_message(self._address, request.token, request.message)
         sticky_key = () if request.sticky_key is None else (request.sticky_key.encode(errors="surrogatepass"),)
-        return command(eval_command, script, 1, servers, request.turn, published, ends, *sticky_key)
+        return command(eval_command, script, 1, servers, request.turn, published, peer_prefix, *sticky_key)
 
     def _routed(self, request: _RoutedRequest, attempt: int, reply: Any) -> None:
         if self._connection is None or self._listener is None:
@@ -346,11 +346,11 @@ class RedisBrokerConnection:
         self._listener.undelivered(request.token, reason)
 
     def send(self, to: Address, token: str, message: bytes, *, control: bool) -> None:
-        """Publish a message to one end."""
+        """Publish a message to one peer."""
         connection = self._open()
         if len(message) > LARGE and not control:
             self._large.pace(to, len(message), connection.link)
-        published = command(b"PUBLISH", self._names.end(to), pack_message(self._address, token, message))
+        published = command(b"PUBLISH", self._names.peer(to), pack_message(self._address, token, message))
         connection.send(published, partial(self._published, to), control=control)
 
     def _published(self, to: Address, reply: Any) -> None:
@@ -360,7 +360,7 @@ class RedisBrokerConnection:
             self._refused("a message was not sent", reply)
 
     def broadcast(self, token: str, message: bytes) -> None:
-        """Publish a message to all ends."""
+        """Publish a message to all peers."""
         published = command(b"PUBLISH", self._names.all, pack_message(self._address, token, message))
         self._open().send(published, _ignore, control=True)
 
@@ -392,9 +392,9 @@ class RedisTransport(BrokerTransport):
     The URL starts with `redis://`, `rediss://` (TLS; `ssl` overrides the default context) or `unix://`, or is
     `redis+sentinel://host1,host2,host3/service` (`rediss+sentinel://`: TLS to Sentinels and servers). User and password
     of the Sentinels are `?sentinel_user=…&sentinel_password=…`. Of a cluster, `redis+cluster://host1,host2` (or
-    `rediss+cluster://`), one server is used: that of the prefix. Ends with the same `prefix` on the same database reach
-    each other. A server that misses three beats of `heartbeat` seconds gets no
-    more requests, and its calls in flight fail.
+    `rediss+cluster://`), one server is used: that of the prefix. Peers with the same `prefix` on the same database
+    reach each other. A server that misses three beats of `heartbeat` seconds gets no more requests, and its calls in
+    flight fail.
 
     Raises:
         UsageError: the URL is invalid.

@@ -211,7 +211,7 @@ class WebSocketTransport:
             session.request(event, to)
 
     async def close(self) -> None:
-        """Disconnect: the server stops routing to this end, and informs the peers that share calls with it."""
+        """Disconnect: the server stops routing to this peer, and informs the peers that share calls with it."""
         if self._closed:
             return
         self._closed = True

@@ -41,7 +41,7 @@ _MAX_SILENT_BEATS = 2  # after which the peer counts as dead
 
 
 class FrameCodec:
-    """One end of a WebSocket. Messages larger than the core's `max_size` end it with 1009."""
+    """One side of a WebSocket. Messages larger than the core's `max_size` end it with 1009."""
 
     def __init__(self, core: Core) -> None:
         core.debug = False  # it would log whole messages, and headers with tokens
@@ -240,7 +240,7 @@ class WebSocketConnection:
         self._ending: asyncio.Task[None] | None = None
 
     def send(self, message: bytes, *, control: bool) -> None:
-        """Send a message. `control`: it ends or steers a call.
+        """Send a message. `control`: it ends or controls a call.
 
         A small control message has reserved room in the queue; a peer that has used up even that is disconnected.
 

@@ -154,7 +154,7 @@ class Peer:
         return self.connection.link.remote
 
     def send(self, message: bytes, *, control: bool, caller: Address | None = None) -> None:
-        """Send a message. `control`: it ends or steers a call. `caller`: that of a call which the peer serves.
+        """Send a message. `control`: it ends or controls a call. `caller`: that of a call which the peer serves.
 
         Raises:
             CallError: PAYLOAD_TOO_LARGE, RATE_LIMITED if it does not read, UNAVAILABLE if it is gone.
@@ -255,7 +255,7 @@ class Relay:
         """Fail the call of an event that is nested too deeply to be decoded, at its sender and at its caller."""
         with suppress(CallError):
             head = read_head(message)
-            if not head.steers and type(head) is not RequestedHead:
+            if not head.from_caller and type(head) is not RequestedHead:
                 failed = CallFailed.of(head.request_id, events.too_deep())
                 failure = FailedHead(request_id=head.request_id, peer=head.peer, code=failed.code)
                 self.pass_on(sender, encode_event(failed), failure)

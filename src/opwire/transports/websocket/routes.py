@@ -3,7 +3,7 @@
 No I/O, no clock, no tasks: everything that opens or ends a route is in this file. It returns where a message goes, and
 the caller sends it.
 Rule 1: a call is identified by its caller and its request id. Two callers may use the same id.
-Rule 2: only the peer that has the request can respond to it, and only its caller can steer it.
+Rule 2: only the peer that has the request can respond to it, and only its caller can control it.
 Rule 3: a call leaves the table in the step that ends it: its last event, or the loss of either side.
 Rule 4: an event without an open call goes to the peer that it names, marked as unmatched; never to one that waits for
 another.
@@ -42,8 +42,8 @@ class EventHead(Struct, rename="camel", tag_field="type"):
     """The fields of an event that a relay decodes; everything else is skipped."""
 
     final: ClassVar[bool] = False  # ends its call
-    responds: ClassVar[bool] = True  # may come from the server of the call
-    steers: ClassVar[bool] = False  # may come from its caller
+    from_server: ClassVar[bool] = True  # it may be
+    from_caller: ClassVar[bool] = False
     outcome: ClassVar[str] = ""  # of a call that it ends, in logs
     request_id: Annotated[str, Meta(max_length=MAX_ID)]
     peer: str | None = None
@@ -99,15 +99,15 @@ class AbortedHead(EventHead, tag="call.aborted"):
     """The end of a call by either side."""
 
     final = True
-    steers = True
+    from_caller = True
     outcome = CANCELLED
 
 
 class CreditHead(EventHead, tag="call.credit"):
     """Credit for more items."""
 
-    responds = False
-    steers = True
+    from_server = False
+    from_caller = True
 
 
 class ProgressHead(EventHead, tag="call.progress"):
@@ -121,8 +121,8 @@ class QuestionHead(EventHead, tag="call.question"):
 class AnswerHead(EventHead, tag="call.answer"):
     """The answer to a question."""
 
-    responds = False
-    steers = True
+    from_server = False
+    from_caller = True
 
 
 _decoder: msgspec.json.Decoder[EventHead] = msgspec.json.Decoder(union_of(EventHead.__subclasses__()))
@@ -552,7 +552,7 @@ class Routes:
         is_answer = kind is RespondedHead and head.seq is None and not call.streams  # nearly always
         if is_answer or head.ends_call(streams=call.streams):
             self.end(call)
-        elif not head.steers:
+        elif not head.from_caller:
             call.grants += 1  # an item or a question, after which its caller may send another event
             if kind is RespondedHead and head.seq is None and call.is_ambiguous:
                 self._peers[call.caller].doubtful[call.request_id] = call
@@ -565,11 +565,11 @@ class Routes:
     def _find(self, sender: Address, head: EventHead) -> RoutedCall | None:
         """Return the open call of an event, if such an event may come from its sender."""
         peer = self._peers[sender]
-        if head.steers:
+        if head.from_caller:
             made_call = peer.made_calls.get(head.request_id)
             if made_call is not None and head.peer in (None, made_call.server):
                 return made_call
-        if head.responds:
+        if head.from_server:
             for served_call in peer.served_calls.get(head.request_id, ()):
                 if head.peer in (None, served_call.caller):  # without a peer: the first caller
                     return served_call

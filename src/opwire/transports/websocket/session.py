@@ -278,7 +278,7 @@ class ClientSession:
         elif not head.unmatched:
             self._unanswered.discard(head.request_id)
             self.receiver.received(failed, head.peer or SERVER)
-            if not head.steers and not head.ends_call(streams=True):
+            if not head.from_caller and not head.ends_call(streams=True):
                 # Neither the server nor the relay knows that it has ended.
                 with suppress(CallError):
                     self.send(CallAborted(request_id=head.request_id, reason=error.message), head.peer or SERVER)
