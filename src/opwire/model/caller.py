@@ -14,10 +14,10 @@ from opwire.errors import CallError, ErrorCode
 from opwire.model.context import Context
 from opwire.model.identity import Identity
 
-_KEY = "opwire.caller_token"
-_NOTHING: dict[str, Any] = {}
-_MISSING = "the operation is called with the token of its caller: send one"
-_NOT_CARRIED = (
+_METADATA_KEY = "opwire.caller_token"
+_NO_METADATA: dict[str, Any] = {}
+_MISSING_MESSAGE = "the operation is called with the token of its caller: send one"
+_NOT_CARRIED_MESSAGE = (
     "the operation is called with the token of its caller, and this call has an identity without one: a hub, a broker "
     "and durable calls do not carry tokens; call the server over HTTP or MCP, or give its source a credential by "
     "identity (a function, or an OAuth client with `subject`)"
@@ -34,7 +34,7 @@ class _CallerToken(Struct, frozen=True):
 
 def caller_metadata(identity: Identity | None, token: str | None) -> Mapping[str, Any]:
     """Return the metadata of a context for a caller with this token; empty without one."""
-    return _NOTHING if token is None else {_KEY: _CallerToken(token, identity)}
+    return _NO_METADATA if token is None else {_METADATA_KEY: _CallerToken(token, identity)}
 
 
 def with_caller_token(context: Context, token: str) -> Context:
@@ -47,7 +47,7 @@ def with_caller_token(context: Context, token: str) -> Context:
 
 def find_caller_token(context: Context) -> str | None:
     """Return the token of the caller, or None."""
-    token = context.metadata.get(_KEY)
+    token = context.metadata.get(_METADATA_KEY)
     return token.text if isinstance(token, _CallerToken) and token.identity == context.identity else None
 
 
@@ -66,5 +66,5 @@ def caller_token(context: Context) -> str:
     """
     token = find_caller_token(context)
     if token is None:
-        raise CallError(ErrorCode.UNAUTHENTICATED, _MISSING if context.identity is None else _NOT_CARRIED)
+        raise CallError(ErrorCode.UNAUTHENTICATED, _MISSING_MESSAGE if context.identity is None else _NOT_CARRIED_MESSAGE)
     return token

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from opwire.model.context import Context
 
-_KEY = "opwire.condition"
+_METADATA_KEY = "opwire.condition"
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -22,12 +22,12 @@ class _Condition(Struct, frozen=True):
 
 def with_condition(context: Context, operation_id: str, headers: Headers) -> Context:
     """Return a context under which an operation sends these conditional headers."""
-    return replace(context, metadata={**context.metadata, _KEY: _Condition(operation_id, headers)})
+    return replace(context, metadata={**context.metadata, _METADATA_KEY: _Condition(operation_id, headers)})
 
 
 def condition_headers(context: Context, operation_id: str) -> Headers:
     """Return the conditional headers that an operation sends; empty without a condition."""
-    condition = context.metadata.get(_KEY)
+    condition = context.metadata.get(_METADATA_KEY)
     if isinstance(condition, _Condition) and condition.operation_id == operation_id:
         return condition.headers
     return ()

@@ -113,35 +113,37 @@ else:
     # msgspec evaluates annotations at run time and rejects a union of several TypedDicts.
     MCPContentBlock = dict[str, Any]
 
-_STRING = {"type": "string"}
-_ANNOTATIONS = {
+_STRING_SCHEMA = {"type": "string"}
+_ANNOTATIONS_SCHEMA = {
     "type": "object",
     "properties": {
         "audience": {"type": "array", "items": {"enum": ["user", "assistant"]}},
         "priority": {"type": "number"},
-        "lastModified": _STRING,
+        "lastModified": _STRING_SCHEMA,
     },
 }
-_RESOURCE = {
+_RESOURCE_SCHEMA = {
     "type": "object",
-    "properties": {"uri": _STRING, "mimeType": _STRING, "text": _STRING, "blob": _STRING},
+    "properties": {"uri": _STRING_SCHEMA, "mimeType": _STRING_SCHEMA, "text": _STRING_SCHEMA, "blob": _STRING_SCHEMA},
     "required": ["uri"],
 }
 
 
 def _block_schema(kind: str, required: dict[str, Any], optional: dict[str, Any]) -> dict[str, Any]:
-    properties = {"type": {"const": kind}, **required, **optional, "annotations": _ANNOTATIONS}
+    properties = {"type": {"const": kind}, **required, **optional, "annotations": _ANNOTATIONS_SCHEMA}
     return {"type": "object", "properties": properties, "required": ["type", *required]}
 
 
 MCP_CONTENT_BLOCK_SCHEMA: dict[str, Any] = {
     "oneOf": [
-        _block_schema("text", {"text": _STRING}, {}),
-        _block_schema("image", {"data": _STRING, "mimeType": _STRING}, {}),
-        _block_schema("audio", {"data": _STRING, "mimeType": _STRING}, {}),
-        _block_schema("resource", {"resource": _RESOURCE}, {}),
+        _block_schema("text", {"text": _STRING_SCHEMA}, {}),
+        _block_schema("image", {"data": _STRING_SCHEMA, "mimeType": _STRING_SCHEMA}, {}),
+        _block_schema("audio", {"data": _STRING_SCHEMA, "mimeType": _STRING_SCHEMA}, {}),
+        _block_schema("resource", {"resource": _RESOURCE_SCHEMA}, {}),
         _block_schema(
-            "resource_link", {"uri": _STRING, "name": _STRING}, {"description": _STRING, "mimeType": _STRING}
+            "resource_link",
+            {"uri": _STRING_SCHEMA, "name": _STRING_SCHEMA},
+            {"description": _STRING_SCHEMA, "mimeType": _STRING_SCHEMA},
         ),
     ]
 }
@@ -400,7 +402,7 @@ class WireEnvelope(Struct):
     data: Any = None
 
 
-_EXACT = 2**53  # the largest range in which every integer has its own float
+_MAX_EXACT_INTEGER = 2**53
 _encoder = msgspec.json.Encoder()
 
 
@@ -474,7 +476,7 @@ def arrived_envelope(wire: WireEnvelope | ResponseEnvelope[Any]) -> ResponseEnve
     meta, data = wire.meta, wire.data
     if type(meta) is LocalResponseMeta and meta.encoding is None:
         timestamp = meta.timestamp
-        if type(timestamp) is int and -_EXACT <= timestamp <= _EXACT:  # nearly always
+        if type(timestamp) is int and -_MAX_EXACT_INTEGER <= timestamp <= _MAX_EXACT_INTEGER:  # nearly always
             return wire if isinstance(wire, ResponseEnvelope) else ResponseEnvelope(data, meta)
     if isinstance(meta, MCPResponseMeta):
         return ResponseEnvelope(data, msgspec.structs.replace(meta, content=content_blocks(meta.content)))
@@ -486,7 +488,7 @@ def arrived_envelope(wire: WireEnvelope | ResponseEnvelope[Any]) -> ResponseEnve
         meta = msgspec.structs.replace(meta, encoding=None)
     if isinstance(meta, LocalResponseMeta):
         meta = msgspec.structs.replace(meta, timestamp=_number(meta.timestamp, "timestamp"))
-    elif type(meta.status_code) is not int or abs(meta.status_code) > _EXACT:
+    elif type(meta.status_code) is not int or abs(meta.status_code) > _MAX_EXACT_INTEGER:
         meta = msgspec.structs.replace(meta, status_code=_number(meta.status_code, "statusCode"))
     return ResponseEnvelope(data, meta)
 
@@ -499,12 +501,12 @@ def _number(number: Number, field: str) -> Number:
     """
     if not abs(number) <= sys.float_info.max:  # NaN compares false, and the comparison with an integer is exact
         raise ConversionError(f"not a readable envelope: `meta.{field}` is not a finite number")
-    return int(number) if abs(number) <= _EXACT and number == int(number) else number
+    return int(number) if abs(number) <= _MAX_EXACT_INTEGER and number == int(number) else number
 
 
 # --- schemas of encoded envelopes-------------------------------------------------------------------------------------
 
-_FINITE = {"type": "number", "minimum": -sys.float_info.max, "maximum": sys.float_info.max}
+_FINITE_NUMBER_SCHEMA = {"type": "number", "minimum": -sys.float_info.max, "maximum": sys.float_info.max}
 
 
 def _meta_schema(source: ResponseSource, required: dict[str, Any], optional: dict[str, Any]) -> dict[str, Any]:
@@ -517,16 +519,20 @@ def _meta_schema(source: ResponseSource, required: dict[str, Any], optional: dic
 
 LOCAL_RESPONSE_META_SCHEMA = _meta_schema(
     "local",
-    {"operationId": _STRING, "timestamp": {**_FINITE, "description": "Unix epoch milliseconds"}},
-    {"encoding": {"const": "base64"}, "cursor": {**_STRING, "maxLength": MAX_CURSOR}},
+    {"operationId": _STRING_SCHEMA, "timestamp": {**_FINITE_NUMBER_SCHEMA, "description": "Unix epoch milliseconds"}},
+    {"encoding": {"const": "base64"}, "cursor": {**_STRING_SCHEMA, "maxLength": MAX_CURSOR}},
 )
 HTTP_RESPONSE_META_SCHEMA = _meta_schema(
     "http",
-    {"statusCode": _FINITE, "headers": {"type": "object", "additionalProperties": _STRING}, "contentType": _STRING},
     {
-        "eventType": _STRING,
-        "lastEventId": _STRING,
-        "setCookie": {"type": "array", "items": _STRING},
+        "statusCode": _FINITE_NUMBER_SCHEMA,
+        "headers": {"type": "object", "additionalProperties": _STRING_SCHEMA},
+        "contentType": _STRING_SCHEMA,
+    },
+    {
+        "eventType": _STRING_SCHEMA,
+        "lastEventId": _STRING_SCHEMA,
+        "setCookie": {"type": "array", "items": _STRING_SCHEMA},
         "encoding": {"const": "base64"},
     },
 )

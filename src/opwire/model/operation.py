@@ -225,12 +225,12 @@ class Change(NamedTuple):
     spec: OperationSpec
 
 
-_SHOWN = 3  # problems in the message; all of them are in the details
+_MAX_SHOWN_PROBLEMS = 3  # in the message; all of them are in the details
 
 
 def input_error(operation_id: str, problems: Sequence[Problem]) -> CallError:
     """Return the VALIDATION_ERROR of an input with these problems."""
-    problem_texts = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:_SHOWN])
-    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    problem_texts = "; ".join(f"{path or 'the input'}: {message}" for path, message in problems[:_MAX_SHOWN_PROBLEMS])
+    more = f"; and {len(problems) - _MAX_SHOWN_PROBLEMS} more" if len(problems) > _MAX_SHOWN_PROBLEMS else ""
     details = {"problems": [problem._asdict() for problem in problems]}
     return CallError(ErrorCode.VALIDATION_ERROR, f"{operation_id}: {problem_texts}{more}", details)

@@ -161,8 +161,8 @@ def _read(carrier: Any, key: str, kind: Any) -> Any:
 ENVELOPE_JSON = "application/vnd.opwire.envelope+json"
 """The content type of a whole envelope, for clients that accept it."""
 
-_ESCAPED = re.compile(r"(?:~[0-9A-F]{2})+")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_ESCAPE_SEQUENCE = re.compile(r"(?:~[0-9A-F]{2})+")
+_UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def path_of(operation_id: str) -> str:
@@ -177,12 +177,12 @@ def id_of(path: str) -> str | None:
     if not namespace or not name:
         return None
     if "~" in path:
-        namespace, name = (_ESCAPED.sub(_text_of, segment) for segment in (namespace, name))
+        namespace, name = (_ESCAPE_SEQUENCE.sub(_text_of, segment) for segment in (namespace, name))
     return f"{namespace}.{name}"
 
 
 def _escape(segment: str) -> str:
-    escaped = _UNSAFE.sub(
+    escaped = _UNSAFE_CHARACTER.sub(
         lambda unsafe: "".join(f"~{byte:02X}" for byte in unsafe[0].encode("utf-8", "surrogatepass")), segment
     )
     return escaped.replace(".", "~2E") if not segment.strip(".") else escaped  # `.` and `..` have a meaning in a path

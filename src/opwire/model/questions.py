@@ -46,9 +46,9 @@ MAX_TOKENS = 1_000
 MAX_ROOTS = 1_000
 """Roots of an answer; one with more is rejected."""
 
-_SHOWN = 200  # characters of a question in an error
-_FORMATS = frozenset({"email", "uri", "date", "date-time"})  # clients reject a form with others
-_SCALARS = frozenset({"string", "number", "integer", "boolean"})
+_MAX_SHOWN_LENGTH = 200
+_FORM_FORMATS = frozenset({"email", "uri", "date", "date-time"})  # clients reject a form with others
+_SCALAR_TYPES = frozenset({"string", "number", "integer", "boolean"})
 _HINT = (
     "Call it with a client that answers questions: `Client(…, on_question=…)`, an MCP client with elicitation, or "
     "`opwire call` in a terminal."
@@ -75,7 +75,7 @@ class Question(Struct, frozen=True):
         """What is asked, in a few words, for errors and logs."""
         if self.kind == "elicit":
             message = self.params.get("message")
-            return f'"{shorten(message if isinstance(message, str) else "", _SHOWN)}"'
+            return f'"{shorten(message if isinstance(message, str) else "", _MAX_SHOWN_LENGTH)}"'
         return "for a completion by a model" if self.kind == "sample" else "for the roots of its caller"
 
 
@@ -244,7 +244,7 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
     options = [option for option in as_list(field.get("enum")) if option is not None]
     if options and all(isinstance(option, str) for option in options):
         field |= {"type": "string", "enum": options}
-    if field.get("format") not in _FORMATS:
+    if field.get("format") not in _FORM_FORMATS:
         field.pop("format", None)
     if field.get("default", ...) is None:
         del field["default"]
@@ -254,7 +254,7 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
             field["items"] = {"type": "string", "enum": items["enum"]}
         if not items.keys().isdisjoint(("enum", "anyOf", "oneOf")):
             return field
-    if field.get("type") not in _SCALARS:
+    if field.get("type") not in _SCALAR_TYPES:
         kinds = "text, numbers, booleans, and one or several of some choices"
         raise UsageError(f"the field {name!r} of a form is not flat: clients can ask for {kinds}")
     return field

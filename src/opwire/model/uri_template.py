@@ -24,9 +24,9 @@ MAX_URI = 8192
 _EXPRESSION = r"\{([+#./;?&=,!@|]?)([^{}]*)\}"
 _NAME = r"[A-Za-z0-9_]+"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
-_UNSAFE = r"[\x00-\x1f\x7f]|^[/\\]|^[A-Za-z]:[/\\]|(?:^|[/\\])\.\.(?:$|[/\\])"
-_LEADS = {"": "", "+": "", "#": "#", ".": ".", "/": "/"}
-_ENDS = {"": "/?#&,", "+": "?#", "#": "", ".": "./?#", "/": "/?#"}  # characters that a value cannot contain
+_UNSAFE_VALUE = r"[\x00-\x1f\x7f]|^[/\\]|^[A-Za-z]:[/\\]|(?:^|[/\\])\.\.(?:$|[/\\])"
+_OPERATOR_PREFIXES = {"": "", "+": "", "#": "#", ".": ".", "/": "/"}
+_FORBIDDEN_CHARACTERS = {"": "/?#&,", "+": "?#", "#": "", ".": "./?#", "/": "/?#"}
 
 
 class _Variable(NamedTuple):
@@ -41,11 +41,11 @@ class _Variable(NamedTuple):
 
     def parse(self, text: str) -> Any:
         """Return the value in a URI; None if it is not one."""
-        forbidden = "?#" if self.is_list else _ENDS[self.operator]
+        forbidden = "?#" if self.is_list else _FORBIDDEN_CHARACTERS[self.operator]
         if not text or any(character in forbidden for character in text):
             return None
         values = [unquote(segment) for segment in (text.split("/") if self.is_list else [text])]
-        if any(re.search(_UNSAFE, part) for part in (*values, "/".join(values))):  # handlers join a list, too
+        if any(re.search(_UNSAFE_VALUE, part) for part in (*values, "/".join(values))):  # handlers join a list, too
             return None
         return values if self.is_list else values[0]
 
@@ -103,12 +103,12 @@ class URITemplate:
         if operator in ("?", "&"):
             self._query += [self._name(name) for name in names]
             return
-        if operator not in _LEADS or self._query:
+        if operator not in _OPERATOR_PREFIXES or self._query:
             raise self._error("query parameters are at its end" if self._query else f"{operator!r} is not supported")
         for number, name in enumerate(names):
             is_list = name.endswith("*") and operator == "/"
             variable = _Variable(self._name(name.removesuffix("*") if is_list else name), operator, is_list)
-            lead = _LEADS[operator]
+            lead = _OPERATOR_PREFIXES[operator]
             self._literals[-1] += (lead if lead != "#" else ",") or "," if number else lead
             self._variables.append(variable)
             self._literals.append("")

@@ -27,9 +27,9 @@ from opwire.model.envelope import HTTPResponseMeta, ResponseEnvelope, decode_env
 from opwire.model.operation import Handler, OperationSpec, OperationType
 from opwire.names import counted
 
-_MAX_AGE = 365 * 24 * 60 * 60.0  # seconds
-_OVERHEAD = 512  # bytes of an entry besides its data
-_SHARE = 8  # a result that takes more than this part of the cache is not stored
+_MAX_AGE_SECONDS = 365 * 24 * 60 * 60.0
+_ENTRY_OVERHEAD_BYTES = 512
+_MAX_RESULT_SHARE = 1 / 8  # a larger result would evict too many others
 _DIRECTIVE = re.compile(r'([a-z-]+)(?:\s*=\s*"?([^",]*)"?)?', re.IGNORECASE)
 _OK, _NOT_MODIFIED = 200, 304
 
@@ -43,7 +43,7 @@ class _CachedResult(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return len(self.content) + _OVERHEAD
+        return len(self.content) + _ENTRY_OVERHEAD_BYTES
 
 
 class ResponseCache:
@@ -142,7 +142,7 @@ class ResponseCache:
         except (OpwireError, TypeError, ValueError, RecursionError):
             return
         entry = _CachedResult(content, fresh_until, validators)
-        if entry.size * _SHARE > self._max_bytes:
+        if entry.size > self._max_bytes * _MAX_RESULT_SHARE:
             return
         self._entries[key] = entry
         self._size += entry.size
@@ -169,7 +169,7 @@ class ResponseCache:
                 expires = parsedate_to_datetime(headers["expires"][:100]).timestamp()
             except (ValueError, OverflowError, IndexError, TypeError):  # `Expires: 0` means that it has expired
                 expires = -inf
-            return min(expires, now + _MAX_AGE), validators
+            return min(expires, now + _MAX_AGE_SECONDS), validators
         return (now + self._ttl if self._ttl else -inf), validators
 
 
@@ -184,4 +184,4 @@ def _key(spec: OperationSpec, input: Any, context: Context) -> tuple[str, bytes]
 
 def _seconds(text: str) -> float:
     digits = text.strip()
-    return min(float(digits), _MAX_AGE) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0.0
+    return min(float(digits), _MAX_AGE_SECONDS) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0.0

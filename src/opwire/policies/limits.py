@@ -88,30 +88,35 @@ class ConcurrencyLimit(Policy):
         self._summary = f": {calls} calls at a time"
         self._wait = wait
         self._by = _check_keys(by)
-        self._running: dict[tuple[str, ...], asyncio.Semaphore] = {}
-        self._users: dict[tuple[str, ...], int] = {}
+        self._semaphores: dict[tuple[str, ...], asyncio.Semaphore] = {}
+        self._calls_by_key: dict[tuple[str, ...], int] = {}
+
+    @property
+    def active(self) -> dict[tuple[str, ...], int]:
+        """The number of calls that run or wait, by what they are counted by."""
+        return dict(self._calls_by_key)
 
     @asynccontextmanager
     async def _around(self, spec: OperationSpec, input: Any, context: Context) -> AsyncGenerator[PolicyCall]:
         key = _key(self._by, spec, context)
-        running = self._running.setdefault(key, asyncio.Semaphore(self._calls))
-        self._users[key] = self._users.get(key, 0) + 1  # with those that wait
+        semaphore = self._semaphores.setdefault(key, asyncio.Semaphore(self._calls))
+        self._calls_by_key[key] = self._calls_by_key.get(key, 0) + 1
         try:
             seconds = self._wait if context.remaining is None else min(self._wait, context.remaining)
             try:
-                async with asyncio.timeout(max(seconds, 0) if running.locked() else None):
-                    await running.acquire()
+                async with asyncio.timeout(max(seconds, 0) if semaphore.locked() else None):
+                    await semaphore.acquire()
             except TimeoutError:
                 message = f"{spec.id}: {self._calls} calls are running already"
                 raise CallError(ErrorCode.RATE_LIMITED, message) from None
             try:
                 yield PolicyCall(context)
             finally:
-                running.release()
+                semaphore.release()
         finally:
-            self._users[key] -= 1
-            if not self._users[key]:  # nothing of an idle key is kept
-                del self._users[key], self._running[key]
+            self._calls_by_key[key] -= 1
+            if not self._calls_by_key[key]:  # nothing of an idle key is kept
+                del self._calls_by_key[key], self._semaphores[key]
 
 
 class _Circuit(Struct):

@@ -22,9 +22,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 Bind = Callable[[OperationSpec, Signature, Callable[..., Any]], Callable[[Any, Context], Awaitable[Any]]]
 """Takes a function and its description; returns what calls it as an operation."""
 
-_TAKEN = ("value", "arguments")  # the parameters of a completer
-_MARK = "__opwire_operation__"
-_MAX_SCANNED = 10_000  # values that a completer returns
+_COMPLETER_PARAMETERS = ("value", "arguments")
+_MARK_ATTRIBUTE = "__opwire_operation__"
+_MAX_COMPLETER_VALUES = 10_000
 
 
 class DescribedFunction(NamedTuple):
@@ -159,7 +159,7 @@ class Decorators(ABC):
         marked_methods: dict[str, _MarkedMethod] = {}
         for cls in reversed(type(instance).__mro__):  # a method that overrides a decorated one is an operation as well
             marked_methods |= {
-                name: mark for name, method in vars(cls).items() if (mark := getattr(method, _MARK, None))
+                name: mark for name, method in vars(cls).items() if (mark := getattr(method, _MARK_ATTRIBUTE, None))
             }
         if not marked_methods:
             raise RegistrationError(f"{type(instance).__name__} has no methods that are decorated as operations")
@@ -197,7 +197,7 @@ class Decorators(ABC):
         def register(function: F) -> F:
             id: str = target if isinstance(target, str) else getattr(function, "__name__", "")
             if is_method(function):  # registered with its object
-                setattr(function, _MARK, _MarkedMethod(type, target, options, marks, check))
+                setattr(function, _MARK_ATTRIBUTE, _MarkedMethod(type, target, options, marks, check))
                 self._methods[id if "." in id else f"{self._namespace}.{id}"] = function.__qualname__
                 return function
             check_kind(type, function, id)
@@ -231,7 +231,7 @@ def completer_of(owner: OperationSpec, completes: Mapping[str, Callable[..., Any
         id = f"{owner.id}/complete/{argument}"
         spec, signature = describe_function(function, OperationType.QUERY, id, "", {"timeout": owner.timeout})
         parameters, required = _parameters(spec)
-        if not parameters.keys() <= {*_TAKEN} or "value" not in required:
+        if not parameters.keys() <= {*_COMPLETER_PARAMETERS} or "value" not in required:
             raise RegistrationError(f"{id}: a completer takes `value`, and optionally `arguments` and a Context")
         completers[argument] = parameters, bind(spec, signature, function)
 
@@ -242,7 +242,7 @@ def completer_of(owner: OperationSpec, completes: Mapping[str, Callable[..., Any
         parameters, call = completer
         arguments = {"value": request.value, "arguments": dict(request.arguments)}
         envelope = await call({name: value for name, value in arguments.items() if name in parameters}, context)
-        return Completion.of([str(value) for value in as_list(envelope.data)[:_MAX_SCANNED]])
+        return Completion.of([str(value) for value in as_list(envelope.data)[:_MAX_COMPLETER_VALUES]])
 
     return complete
 

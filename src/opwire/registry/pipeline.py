@@ -44,13 +44,13 @@ logger = get_logger("opwire.registry")
 
 _MAX_WARNINGS = 10
 _MAX_WARNING = 200
-_LINES = 100  # per second and operation: 200 bytes of gzip are 20,000 items of a stream, each with its warning
-_BINARY = (bytes, bytearray, memoryview)
-_DETECTED = (Mapping, ResponseEnvelope, Item, ShapedResult)  # types with instances that may be envelopes
-_MAX_RECORDS = 16  # classes: a handler may make one for each call
-_LARGE = 16_384  # bytes of JSON: the slowest repair takes 2 µs for each of them
-_LARGE_UNCHECKED = 1024 * 1024  # bytes of JSON that are only surveyed: 60 ms
-_LOCATION = 16  # bytes that count as one location of a value
+_MAX_LOG_LINES_PER_SECOND = 100  # 200 bytes of gzip are 20,000 items of a stream, each with its warning
+_BINARY_TYPES = (bytes, bytearray, memoryview)
+_ENVELOPE_TYPES = (Mapping, ResponseEnvelope, Item, ShapedResult)
+_MAX_RECORD_CLASSES = 16  # a handler may make one for each call
+_LARGE_RESULT_BYTES = 16_384  # the slowest repair takes 2 µs for each byte
+_LARGE_UNCHECKED_RESULT_BYTES = 1024 * 1024  # a survey takes 60 ms
+_BYTES_PER_LOCATION = 16
 _compiling = Lock()  # of threads: results that arrive together compile their schema once
 
 
@@ -76,7 +76,7 @@ class ResultPipeline:
     ) -> None:
         self.operation_id = spec.id
         self.schema = spec.output_schema if schema is None else schema
-        self._lines = LimitedLog(logger, per_second=_LINES)
+        self._lines = LimitedLog(logger, per_second=_MAX_LOG_LINES_PER_SECOND)
         self._for_schema = partial(ResultPipeline, spec, normalize=normalize, strip=strip)
         self._others: dict[int, ResultPipeline] = {}  # by id() of the schema, which each pipeline keeps alive
         # A deferred schema is loaded lazily, with the first result: a large API has thousands and uses few.
@@ -133,10 +133,10 @@ class ResultPipeline:
         if type(result) is ShapedResult:
             used, value, size = self._for(result), result.value, result.size
         if used.mode == "off":
-            return (size or 0) > _LARGE_UNCHECKED
+            return (size or 0) > _LARGE_UNCHECKED_RESULT_BYTES
         if used.conforms == used._compile_and_test:
             return True
-        return (_size_of(value) if size is None else size) > _LARGE
+        return (_size_of(value) if size is None else size) > _LARGE_RESULT_BYTES
 
     async def envelope_in_thread(self, result: Any) -> ResponseEnvelope[Any]:
         """Return the envelope of one result, as `envelope`, and keep the event loop free meanwhile."""
@@ -159,7 +159,7 @@ class ResultPipeline:
 
     def _learn(self, result: object, data: object) -> None:
         """Remember the class of a result, if its instances become objects, and can be nothing else."""
-        if type(data) is dict and not isinstance(result, _DETECTED) and len(self._records) < _MAX_RECORDS:
+        if type(data) is dict and not isinstance(result, _ENVELOPE_TYPES) and len(self._records) < _MAX_RECORD_CLASSES:
             self._records |= {type(result)}
 
     def _with_cursor(self, item: Item[Any]) -> ResponseEnvelope[Any]:
@@ -214,7 +214,7 @@ class ResultPipeline:
         return local_envelope(result, self.operation_id)
 
     def _plain(self, data: Any) -> Any:
-        if isinstance(data, _BINARY):
+        if isinstance(data, _BINARY_TYPES):
             return bytes(cast("bytes", data))
         try:
             return to_plain(data)
@@ -307,7 +307,7 @@ FINISHED = _FinishedResults(OperationSpec(namespace="opwire", name="finished"), 
 
 def _size_of(result: Any) -> int:
     data = cast("ResponseEnvelope[Any]", result).data if type(result) is ResponseEnvelope else result
-    return extent(data, _LARGE // _LOCATION)[0] * _LOCATION
+    return extent(data, _LARGE_RESULT_BYTES // _BYTES_PER_LOCATION)[0] * _BYTES_PER_LOCATION
 
 
 def typed_envelope(envelope: ResponseEnvelope[Any], output_type: Any, operation_id: str) -> ResponseEnvelope[Any]:

@@ -49,7 +49,7 @@ logger = get_logger("opwire.registry")
 
 T = TypeVar("T")
 
-_MAX_ROWS = 200  # in a notebook
+_MAX_NOTEBOOK_ROWS = 200
 
 
 class OperationRegistry(Decorators):
@@ -293,7 +293,7 @@ class OperationRegistry(Decorators):
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
-        first_specs = [bound.spec for bound in islice(self._operations.values(), _MAX_ROWS)]
+        first_specs = [bound.spec for bound in islice(self._operations.values(), _MAX_NOTEBOOK_ROWS)]
         more = f", of which {len(first_specs)} are shown" if len(first_specs) < len(self) else ""
         rows = ((spec.id, spec.type, (spec.title or spec.description).partition("\n")[0]) for spec in first_specs)
         return html_table(f"OperationRegistry: {len(self):,} operations{more}", rows)

@@ -22,10 +22,10 @@ from opwire.typed.plain import as_dict, to_plain
 Arguments = Callable[[Any, Context], Any]
 """Takes the input of a call and its context; returns the arguments of the handler."""
 
-_MAX_STORED = 200  # shortened results that can be fetched
+_MAX_STORED_RESULTS = 200
 _MAX_STORED_CHARACTERS = 16 * 1024 * 1024
-_MAX_PAGE = 100_000  # characters of a page of one
-_DEFINITIONS = ("$defs", "definitions", "components", "$schema", "$id", "$anchor")
+_MAX_PAGE_CHARACTERS = 100_000
+_DOCUMENT_KEYWORDS = ("$defs", "definitions", "components", "$schema", "$id", "$anchor")
 
 MORE = "results.more"
 """The operation of a view that returns the rest of a shortened result."""
@@ -112,7 +112,7 @@ class Reshaping:
 
             def projected() -> dict[str, Any]:
                 source_schema = spec.output_schema.lowered_object
-                definitions = {key: source_schema[key] for key in _DEFINITIONS if key in source_schema}
+                definitions = {key: source_schema[key] for key in _DOCUMENT_KEYWORDS if key in source_schema}
                 return definitions | _projected_schema(source_schema, self._fields)
 
             self.output_schema = Schema.deferred(projected)
@@ -126,7 +126,7 @@ class Reshaping:
         required = set(schema.get("required", ())).intersection(self._changes.hide) - self._fixed.keys()
         if missing := sorted(required - self._changes.from_context.keys()):
             raise RegistrationError(f"the hidden parameter {missing[0]!r} is required: give it a value with fix")
-        definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+        definitions = {key: schema[key] for key in _DOCUMENT_KEYWORDS if key in schema}
         for name, value in self._fixed.items():
             fixed_schema = Schema({**definitions, "properties": {name: parameters[name]}})
             for path, message in fixed_schema.problems({name: value}):
@@ -346,7 +346,7 @@ class ResultStore:
         key = uuid4().hex
         self._texts[key] = (context.identity and context.identity.id, text)
         self._size += len(text)
-        while len(self._texts) > _MAX_STORED or (self._size > _MAX_STORED_CHARACTERS and len(self._texts) > 1):
+        while len(self._texts) > _MAX_STORED_RESULTS or (self._size > _MAX_STORED_CHARACTERS and len(self._texts) > 1):
             self._size -= len(self._texts.popitem(last=False)[1][1])
         return _page(text, key, 0, most)
 
@@ -355,7 +355,7 @@ class ResultStore:
         owner, text = self._texts.get(result, (None, None))
         if text is None or owner != (context.identity and context.identity.id):
             raise CallError(ErrorCode.VALIDATION_ERROR, f"{MORE}: unknown or expired result: repeat the original call")
-        return _page(text, result, max(start, 0), min(max(length, 1), _MAX_PAGE))
+        return _page(text, result, max(start, 0), min(max(length, 1), _MAX_PAGE_CHARACTERS))
 
 
 def _page(text: str, key: str, start: int, length: int) -> dict[str, Any]:

@@ -37,8 +37,8 @@ else:
 _Parameter = inspect.Parameter
 _BY_NAME = (_Parameter.POSITIONAL_OR_KEYWORD, _Parameter.KEYWORD_ONLY)
 _RESUME_FROM = "resume_from"
-_FLAT = frozenset({int, str, bool, NoneType})
-_METHOD = "register the object, as registry.register_object(Shop())"
+_FLAT_TYPES = frozenset({int, str, bool, NoneType})
+_METHOD_ADVICE = "register the object, as registry.register_object(Shop())"
 
 Run = Callable[[Any, Context], Any]
 
@@ -169,7 +169,7 @@ def read_signature(
         filled_names.add(_RESUME_FROM)
     inputs = [parameter for parameter in parameters if parameter not in contexts and parameter.name not in filled_names]
     if is_method(function):
-        raise RegistrationError(f"{name} is a method without its object: {_METHOD}")
+        raise RegistrationError(f"{name} is a method without its object: {_METHOD_ADVICE}")
     if output_schema is None:
         output_schema = _output_schema(hints.get("return", inspect.Signature.empty), name, streams=streams)
     if [parameter.kind for parameter in inputs] == [_Parameter.POSITIONAL_ONLY] and not dependencies:
@@ -424,7 +424,7 @@ def _flat(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[St
         if all(isinstance(text, str) for text in getattr(hint, "__metadata__", (None,))):  # Annotated[type, "text"]
             hint = hint.__origin__
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        if parameter.kind is _Parameter.VAR_KEYWORD or not _FLAT.issuperset(options):
+        if parameter.kind is _Parameter.VAR_KEYWORD or not _FLAT_TYPES.issuperset(options):
             return None
         if parameter.default is _Parameter.empty:
             fields.append((parameter.name, hint))
@@ -464,8 +464,8 @@ def unwrapped(function: Any) -> Any:
 # --- docstrings -------------------------------------------------------------------------------------------------------
 
 # `re` compiles and caches them with the first docstring: 1.4 ms of every `import opwire` otherwise.
-_GOOGLE = r"(?:Args|Arguments|Parameters|Params|Keyword Args|Keyword Arguments|Other Parameters):\s*"
-_NUMPY = r"(?:Other )?Parameters\s*"
+_GOOGLE_HEADING = r"(?:Args|Arguments|Parameters|Params|Keyword Args|Keyword Arguments|Other Parameters):\s*"
+_NUMPY_HEADING = r"(?:Other )?Parameters\s*"
 _UNDERLINE = r"\s*-{3,}\s*"
 _GOOGLE_ITEM = r"(\*{0,2}\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:\s*(.*)"
 _NUMPY_ITEM = r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?"
@@ -502,10 +502,10 @@ def _section(lines: list[str], row: int) -> tuple[int, dict[str, str]]:
     if field := re.fullmatch(_REST_ITEM, line):
         end = _end_of_block(lines, row + 1, 0)
         return end, {field[1].lstrip("*"): _joined([field[2], *lines[row + 1 : end]])}
-    if re.fullmatch(_GOOGLE, line):
+    if re.fullmatch(_GOOGLE_HEADING, line):
         end = _end_of_block(lines, row + 1, 0)
         return end, dict(_items(lines[row + 1 : end], re.compile(_GOOGLE_ITEM)))
-    if re.fullmatch(_NUMPY, line) and row + 1 < len(lines) and re.fullmatch(_UNDERLINE, lines[row + 1]):
+    if re.fullmatch(_NUMPY_HEADING, line) and row + 1 < len(lines) and re.fullmatch(_UNDERLINE, lines[row + 1]):
         following = range(row + 2, len(lines) - 1)
         headings = (index for index in following if lines[index].strip() and re.fullmatch(_UNDERLINE, lines[index + 1]))
         end = next(headings, len(lines))

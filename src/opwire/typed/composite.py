@@ -151,7 +151,7 @@ def _field_schema(field: FieldSpec, schema: SchemaDict) -> SchemaDict:
     return {**schema, **default, **({} if field.is_argument else {"readOnly": True})}
 
 
-_NUMBERS = frozenset({int, float})
+_NUMBER_TYPES = frozenset({int, float})
 
 
 class Discriminator(NamedTuple):
@@ -176,7 +176,7 @@ class UnionNode(Node):
         identity: set[type] = set()
         for plain_type in PLAIN_TYPES:
             unchanged = [plain_type in member.identity for member in self._candidates(plain_type())]
-            if any(unchanged) if plain_type in _NUMBERS else unchanged and all(unchanged):
+            if any(unchanged) if plain_type in _NUMBER_TYPES else unchanged and all(unchanged):
                 identity.add(plain_type)
         self.identity = frozenset(identity)
         tagged = _tagged(members)
@@ -191,7 +191,7 @@ class UnionNode(Node):
         """Return the members that may accept a value, in order; 5 prefers an int and 5.0 a float at any position."""
         kind = kind_of(value)
         candidates = [member for member in self.members if kind in member.kinds]
-        if type(value) in _NUMBERS:
+        if type(value) in _NUMBER_TYPES:
             candidates.sort(key=lambda member: type(value) not in member.identity)
         return candidates
 

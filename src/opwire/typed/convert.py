@@ -17,10 +17,10 @@ from opwire.typed.from_hint import from_hint
 from opwire.typed.nodes import Misfit, Node, ScalarNode, SchemaDict, reachable
 from opwire.typed.pydantic_types import PydanticNode
 
-_MAX_CACHED = 1_000  # a program has fewer types than that, unless it creates them at run time
+_MAX_CACHED_TYPES = 1_000  # a program has fewer types than that, unless it creates them at run time
 _CONVERTERS: dict[Hashable, Callable[[Any], Any]] = {}
-_PREFIX = "#/$defs/"
-_ANNOTATIONS = ("title", "description", "examples", "default")
+_REF_PREFIX = "#/$defs/"
+_ANNOTATION_KEYWORDS = ("title", "description", "examples", "default")
 
 
 def convert(data: Any, hint: Any) -> Any:
@@ -42,7 +42,7 @@ def converter(hint: Any) -> Callable[[Any], Any]:
     prepared = _CONVERTERS.get(key)
     if prepared is None:
         prepared = _prepare(hint)
-        if len(_CONVERTERS) >= _MAX_CACHED:
+        if len(_CONVERTERS) >= _MAX_CACHED_TYPES:
             _CONVERTERS.clear()
         _CONVERTERS[key] = prepared
     return prepared
@@ -115,10 +115,10 @@ def json_schema_of(hint: Any, *, where: str = "") -> SchemaDict:
     schema = definitions.of(root)
     seen = {""}
     # Inline a reference, unless a keyword beside it could get lost among those of its target.
-    while schema.keys() <= {"$ref", *_ANNOTATIONS} and schema.get("$ref", "") not in seen:
+    while schema.keys() <= {"$ref", *_ANNOTATION_KEYWORDS} and schema.get("$ref", "") not in seen:
         ref = schema.pop("$ref")
         seen.add(ref)
-        schema = definitions.bodies[ref.removeprefix(_PREFIX)] | schema
+        schema = definitions.bodies[ref.removeprefix(_REF_PREFIX)] | schema
     used = _used(schema, definitions.bodies)
     return {**schema, **({"$defs": used} if used else {})}
 
@@ -150,7 +150,7 @@ class Definitions:
             inner = cast("dict[str, SchemaDict]", document.pop("$defs", {}))
             if node.owner is not None and set(document) != {"$ref"}:
                 model_name = _sanitised(node.name)
-                document, inner = {"$ref": _PREFIX + model_name}, {**inner, model_name: document}
+                document, inner = {"$ref": _REF_PREFIX + model_name}, {**inner, model_name: document}
             renamed = {name: self._claim(name, {name: body} | _used(body, inner)) for name, body in inner.items()}
             for name, body in inner.items():
                 self.bodies[renamed[name]] = _with_refs(body, renamed)
@@ -161,7 +161,7 @@ class Definitions:
         if name not in self.bodies:
             body = self.bodies[name] = {}  # reserved, before the body refers to it
             body |= node.schema(self)
-        return {"$ref": _PREFIX + name}
+        return {"$ref": _REF_PREFIX + name}
 
     def _claim(self, name: str, meaning: Any) -> str:
         """Return the name itself, or with a number if it stands for something else already."""
@@ -186,7 +186,7 @@ def _used(schema: SchemaDict, bodies: dict[str, SchemaDict]) -> dict[str, Schema
         if isinstance(part, dict):
             items = cast("SchemaDict", part)
             stack.extend(items.values())
-            name = str(items.get("$ref", "")).removeprefix(_PREFIX)
+            name = str(items.get("$ref", "")).removeprefix(_REF_PREFIX)
             if name in bodies and name not in names:
                 names.add(name)
                 stack.append(bodies[name])
@@ -201,7 +201,7 @@ def _with_refs(schema: Any, renamed: dict[str, str]) -> Any:
         return {key: _with_refs(part, renamed) for key, part in cast("SchemaDict", schema).items()}
     if isinstance(schema, list):
         return [_with_refs(part, renamed) for part in cast("list[Any]", schema)]
-    if isinstance(schema, str) and schema.startswith(_PREFIX):
-        name = schema.removeprefix(_PREFIX)
-        return _PREFIX + renamed.get(name, name)
+    if isinstance(schema, str) and schema.startswith(_REF_PREFIX):
+        name = schema.removeprefix(_REF_PREFIX)
+        return _REF_PREFIX + renamed.get(name, name)
     return schema

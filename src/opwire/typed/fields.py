@@ -26,8 +26,8 @@ from opwire.typed.plain import find_nonfinite, to_plain
 NOTHING: Any = msgspec.NODEFAULT
 """Marks a missing default, for all kinds of classes."""
 QUALIFIERS = frozenset({"Required", "NotRequired", "ReadOnly", "Final"})
-_STREAMS = (AsyncIterator, AsyncGenerator, AsyncIterable, Iterator, Generator, Iterable)
-_EMPTY = (list, tuple, set, frozenset, dict)
+_STREAM_TYPES = (AsyncIterator, AsyncGenerator, AsyncIterable, Iterator, Generator, Iterable)
+_EMPTY_FACTORIES = (list, tuple, set, frozenset, dict)
 
 
 def yield_type_of(return_hint: Any, *, where: str = "") -> Any:
@@ -39,7 +39,7 @@ def yield_type_of(return_hint: Any, *, where: str = "") -> Any:
     while get_origin(return_hint) is Annotated:
         return_hint = return_hint.__origin__
     args = get_args(return_hint)
-    if get_origin(return_hint) in _STREAMS and args:
+    if get_origin(return_hint) in _STREAM_TYPES and args:
         return args[0]
     raise hint_error(where, f"{describe(return_hint)} does not say what is yielded", "write e.g. AsyncIterator[int]")
 
@@ -181,7 +181,7 @@ class ClassSpec(NamedTuple):
 def plain_default(default: Any, factory: Any = NOTHING) -> Any:
     """Return a default for use in a schema; NOTHING if it has no JSON form or comes from a factory function."""
     if factory is not NOTHING:
-        return to_plain(factory()) if factory in _EMPTY else NOTHING
+        return to_plain(factory()) if factory in _EMPTY_FACTORIES else NOTHING
     if default is NOTHING or default is msgspec.UNSET:
         return NOTHING
     try:

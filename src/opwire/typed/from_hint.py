@@ -62,8 +62,8 @@ _LENGTHS: dict[str, tuple[dict[str, str], str, Callable[[int, int], bool]]] = {
     "min_length": ({"string": "minLength", "array": "minItems", "object": "minProperties"}, "at least", operator.ge),
     "max_length": ({"string": "maxLength", "array": "maxItems", "object": "maxProperties"}, "at most", operator.le),
 }
-_DOCUMENTATION = ("title", "description", "examples")
-_WORDS = (*_BOUNDS, *_LENGTHS, "multiple_of", "pattern", "tz", *_DOCUMENTATION, "extra_json_schema")
+_DOCUMENTATION_WORDS = ("title", "description", "examples")
+_CONSTRAINT_WORDS = (*_BOUNDS, *_LENGTHS, "multiple_of", "pattern", "tz", *_DOCUMENTATION_WORDS, "extra_json_schema")
 
 
 class ConstrainedNode(WrapperNode):
@@ -77,7 +77,9 @@ class ConstrainedNode(WrapperNode):
         for constraint in flatten(metadata):
             words = _words_of(constraint)
             # msgspec enforces its own Meta only.
-            self.native = self.native and (isinstance(constraint, msgspec.Meta) or not words.keys() - _DOCUMENTATION)
+            self.native = self.native and (
+                isinstance(constraint, msgspec.Meta) or not words.keys() - _DOCUMENTATION_WORDS
+            )
             for word, value in words.items():
                 self._add(word, value)
 
@@ -165,9 +167,9 @@ def is_pydantic_field(metadata: Any) -> bool:
 def _words_of(metadata: Any) -> dict[str, Any]:
     """Return the constraints and documentation of one piece of metadata, in msgspec's words."""
     if isinstance(metadata, msgspec.Meta):
-        words = {word: getattr(metadata, word) for word in _WORDS}
+        words = {word: getattr(metadata, word) for word in _CONSTRAINT_WORDS}
     elif is_pydantic_field(metadata):
-        words = {word: getattr(metadata, word) for word in _DOCUMENTATION}
+        words = {word: getattr(metadata, word) for word in _DOCUMENTATION_WORDS}
         extra = metadata.json_schema_extra
         words["extra_json_schema"] = cast("SchemaDict", extra) if isinstance(extra, dict) else None
     elif type(metadata).__module__.partition(".")[0] in ("annotated_types", "pydantic"):
@@ -181,7 +183,9 @@ def _words_of(metadata: Any) -> dict[str, Any]:
     return {word: value for word, value in words.items() if value is not None}
 
 
-_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])  # the default one raises on 1e308 % 2
+_EXACT_ARITHMETIC = Context(
+    prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[]
+)  # the default one raises on 1e308 % 2
 
 
 def _is_multiple(value: Any, factor: Any) -> bool:
@@ -191,7 +195,7 @@ def _is_multiple(value: Any, factor: Any) -> bool:
         return value % factor == 0
     # By the digits of a float: 0.3 is a multiple of 0.1. What is not finite leaves NaN.
     parts = (Decimal(repr(number)) if isinstance(number, float) else Decimal(number) for number in (value, factor))
-    return _EXACT.remainder(*parts) == 0
+    return _EXACT_ARITHMETIC.remainder(*parts) == 0
 
 
 _ARRAYS: dict[Any, Callable[[Any], Any]] = {
@@ -214,9 +218,9 @@ _MAPS: dict[Any, Callable[[Any], Any] | None] = {
     collections.Counter: collections.Counter,
     collections.defaultdict: collections.defaultdict,
 }
-_STRING = frozenset({"string"})
+_STRING_KINDS = frozenset({"string"})
 _FACTORIES = (int, float, str, bool, list, dict, set)
-_EXPRESSIBLE = "use a dataclass, TypedDict, Struct, model, Enum or a plain type"
+_TYPES_ADVICE = "use a dataclass, TypedDict, Struct, model, Enum or a plain type"
 
 
 def from_hint(hint: Any, where: str = "") -> Node:
@@ -247,11 +251,11 @@ class _HintParser:
         scalar_node = SCALAR_NODES.get(hint) if _hashable(hint) else None
         if scalar_node is not None:
             return scalar_node
-        for rule in _RULES:
+        for rule in _HINT_RULES:
             node = rule(self, hint, get_origin(hint) or hint, get_args(hint))
             if node is not None:
                 return node
-        raise self._refuse(f"{describe(hint)} cannot be expressed as JSON Schema", _EXPRESSIBLE)
+        raise self._refuse(f"{describe(hint)} cannot be expressed as JSON Schema", _TYPES_ADVICE)
 
     # Each rule takes the hint, its origin (`list` of `list[int]`, else the hint itself) and its arguments, and
     # returns None for a hint of another kind.
@@ -354,7 +358,7 @@ class _HintParser:
             of_key = INTEGER_KEY
         elif isinstance(of_key, ChoiceNode) and of_key.kinds == NUMERIC:
             of_key = of_key.as_keys()
-        elif of_key.kinds != _STRING:
+        elif of_key.kinds != _STRING_KINDS:
             raise self._refuse(
                 f"{describe(key)} cannot be the key of a JSON object", "use str, int, Enum, UUID or date"
             )
@@ -415,7 +419,7 @@ class _HintParser:
         return hint_error(f"{self._where}, {field}" if self._where else field, what, advice)
 
 
-_RULES = (
+_HINT_RULES = (
     _HintParser.unresolved,
     _HintParser.annotated,
     _HintParser.union,

@@ -294,8 +294,9 @@ class AliasNode(WrapperNode):
 # "duration" would reject what `datetime.time` and `datetime.timedelta` are encoded as. Patterns match
 # what is parsed.
 TIME_PATTERN = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])?$"
-_N = r"[0-9]+(\.[0-9]+)?"
-DURATION_PATTERN = rf"^[+-]?P(?=[0-9]|T)({_N}D)?(T(?=[0-9])({_N}H)?({_N}M)?({_N}S)?)?$"
+_DURATION_NUMBER = r"[0-9]+(\.[0-9]+)?"
+_DURATION_TIME = rf"(?=[0-9])({_DURATION_NUMBER}H)?({_DURATION_NUMBER}M)?({_DURATION_NUMBER}S)?"
+DURATION_PATTERN = rf"^[+-]?P(?=[0-9]|T)({_DURATION_NUMBER}D)?(T{_DURATION_TIME})?$"
 # An exponent has at most four digits: arithmetic with 1e999999999 raises, and converting it to an integer never ends.
 DECIMAL_PATTERN = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?$"
 INTEGER_PATTERN = r"^-?(0|[1-9][0-9]*)$"
@@ -366,25 +367,27 @@ def _text(type_: Any, what: str, **schema: str) -> ScalarNode:
             pass
         raise Misfit(f"is not {what}")
 
-    return ScalarNode(type_, _STRING, {"type": "string", **schema}, read, name=type_.__name__, native=not pattern)
+    return ScalarNode(type_, _STRING_KINDS, {"type": "string", **schema}, read, name=type_.__name__, native=not pattern)
 
 
-_STRING = frozenset({"string"})
+_STRING_KINDS = frozenset({"string"})
 _STRING_READER = _instance_of(str, "a string")
-_ANY = ScalarNode(Any, ALL_KINDS, {}, lambda value: value, name="any", identity=PLAIN_TYPES, native=True)
-_NULL = ScalarNode(None, {"null"}, {"type": "null"}, _instance_of(NoneType, "null"), identity={NoneType}, native=True)
+_ANY_NODE = ScalarNode(Any, ALL_KINDS, {}, lambda value: value, name="any", identity=PLAIN_TYPES, native=True)
+_NULL_NODE = ScalarNode(
+    None, {"null"}, {"type": "null"}, _instance_of(NoneType, "null"), identity={NoneType}, native=True
+)
 
 SCALAR_NODES: dict[Any, ScalarNode] = {
-    Any: _ANY,
-    object: _ANY,
-    None: _NULL,
-    NoneType: _NULL,
+    Any: _ANY_NODE,
+    object: _ANY_NODE,
+    None: _NULL_NODE,
+    NoneType: _NULL_NODE,
     bool: ScalarNode(
         bool, {"boolean"}, {"type": "boolean"}, _instance_of(bool, "a boolean"), identity={bool}, native=True
     ),
     int: ScalarNode(int, NUMERIC, {"type": "integer"}, _integer, identity={int}, native=True),
     float: ScalarNode(float, NUMERIC, {"type": "number"}, _number, identity={float}, native=True),
-    str: ScalarNode(str, _STRING, {"type": "string"}, _STRING_READER, identity={str}, native=True),
+    str: ScalarNode(str, _STRING_KINDS, {"type": "string"}, _STRING_READER, identity={str}, native=True),
     bytes: _text(bytes, "base64 text", contentEncoding="base64"),
     bytearray: _text(bytearray, "base64 text", contentEncoding="base64"),
     datetime.datetime: _text(datetime.datetime, "a date and time (RFC 3339)", format="date-time"),
@@ -394,20 +397,20 @@ SCALAR_NODES: dict[Any, ScalarNode] = {
     uuid.UUID: _text(uuid.UUID, "a UUID", format="uuid"),
     decimal.Decimal: ScalarNode(
         decimal.Decimal,
-        _STRING | NUMERIC,
+        _STRING_KINDS | NUMERIC,
         {"type": "string", "format": "decimal", "pattern": DECIMAL_PATTERN},
         _decimal,
         name="Decimal",
     ),
 }
-_PATH_TEXT = ScalarNode(str, _STRING, {"type": "string", "format": "path"}, _STRING_READER)
+_PATH_TEXT = ScalarNode(str, _STRING_KINDS, {"type": "string", "format": "path"}, _STRING_READER)
 _BASES: dict[type, ScalarNode] = {
     enum.Flag: SCALAR_NODES[int],
     str: SCALAR_NODES[str],
     int: SCALAR_NODES[int],
     float: SCALAR_NODES[float],
 }
-INTEGER_KEY = ScalarNode(int, _STRING, {"type": "string", "pattern": INTEGER_PATTERN}, _integer_key)
+INTEGER_KEY = ScalarNode(int, _STRING_KINDS, {"type": "string", "pattern": INTEGER_PATTERN}, _integer_key)
 
 
 def subclass_scalar(hint: type) -> ScalarNode | None:

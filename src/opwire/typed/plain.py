@@ -33,15 +33,15 @@ LARGE_JSON = 16 * 1024
 """Bytes of JSON from which `collection_paused` is worth its cost, and `check_density` may fail."""
 
 SCALARS = frozenset({NoneType, bool, int, float, str})
-_CONTAINERS = frozenset({dict, list})
-_PLAIN = SCALARS | _CONTAINERS
-_KEYS = frozenset({str})
+_CONTAINER_TYPES = frozenset({dict, list})
+_PLAIN_TYPES = SCALARS | _CONTAINER_TYPES
+_KEY_TYPES = frozenset({str})
 # There the `__dict__` of an instance does not return its values, so that a total may be right by accident.
 _HIDES_VALUES = sys.version_info >= (3, 13)
-_FEW = 64  # values that are not worth the search for rows
-_ROWS = 32  # containers of one length that are checked as the rows of a table
-_BLOCK = 2_048  # containers in one step: they are still in the processor's cache in the next one, which halves the time
-_WIDE = 200_000  # a level this wide may hold the same containers many times over: each is visited once
+_FEW_VALUES = 64  # not worth the search for rows
+_MIN_ROWS = 32  # so many containers of one length are checked as the rows of a table
+_BLOCK_SIZE = 2_048  # containers: they are still in the processor's cache in the next one, which halves the time
+_WIDE_LEVEL = 200_000  # a level this wide may hold the same containers many times over: each is visited once
 _FREE_CONTAINERS = 65_536
 _BYTES_PER_CONTAINER = 16
 _MAX_DIGITS = 1_000
@@ -76,27 +76,27 @@ def survey(value: Any) -> Survey:
     This runs on every result of a local handler. 1,000 objects of 15 values take 0.34 ms, because each step is one call
     of a C function for a whole group of containers; visiting each value in a loop takes 1.3 ms.
     """
-    if type(value) not in _CONTAINERS:
+    if type(value) not in _CONTAINER_TYPES:
         return _SHALLOW if type(value) in SCALARS else _FOREIGN
-    if value.__class__ is dict and len(value) < _FEW and _is_flat(value):
+    if value.__class__ is dict and len(value) < _FEW_VALUES and _is_flat(value):
         return _SHALLOW
     level: list[Any] = [value]
     for depth in range(MAX_DEPTH):
         total = sum(map(len, level))
-        if total >= _FEW:
+        if total >= _FEW_VALUES:
             return _survey_groups(level, MAX_DEPTH - depth)
         children = _members(level, total)
-        if children is None or not (kinds := set(map(type, children))) <= _PLAIN:
+        if children is None or not (kinds := set(map(type, children))) <= _PLAIN_TYPES:
             return _FOREIGN
         if kinds <= SCALARS:
             return _SHALLOW
-        level = [child for child in children if type(child) in _CONTAINERS]
+        level = [child for child in children if type(child) in _CONTAINER_TYPES]
     return _DEEP
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
     """Return whether a dict is a plain object without containers, as most results are: in half the time."""
-    return SCALARS.issuperset(map(type, value.values())) and _KEYS.issuperset(map(type, value))
+    return SCALARS.issuperset(map(type, value.values())) and _KEY_TYPES.issuperset(map(type, value))
 
 
 def _members(containers: list[Any], total: int) -> list[Any] | None:
@@ -108,7 +108,7 @@ def _members(containers: list[Any], total: int) -> list[Any] | None:
     ):
         return members
     dicts: list[dict[Any, Any]] = [container for container in containers if type(container) is dict]
-    if not _KEYS.issuperset(map(type, chain.from_iterable(dicts))):
+    if not _KEY_TYPES.issuperset(map(type, chain.from_iterable(dicts))):
         return None
     lists: list[list[Any]] = [container for container in containers if type(container) is list]
     return list(chain(chain.from_iterable(map(_values, dicts)), chain.from_iterable(lists)))
@@ -124,14 +124,14 @@ def _survey_groups(containers: list[Any], levels: int) -> Survey:
     for _ in range(levels):
         inside: dict[tuple[bool, int], list[Any]] = {}
         for (has_dicts, _), group in level.items():
-            for start in range(0, len(group), _BLOCK):
-                if not _descend(group[start : start + _BLOCK], has_dicts, inside):
+            for start in range(0, len(group), _BLOCK_SIZE):
+                if not _descend(group[start : start + _BLOCK_SIZE], has_dicts, inside):
                     return _FOREIGN
         if not inside:
             return _SHALLOW
         level = inside
         width = sum(map(len, level.values()))
-        if width > _WIDE:
+        if width > _WIDE_LEVEL:
             containers = list(chain.from_iterable(level.values()))
             distinct = list(dict(zip(map(id, containers), containers, strict=True)).values())
             level = {(True, 0): distinct}
@@ -153,12 +153,12 @@ def _descend(group: list[Any], has_dicts: bool, inside: dict[tuple[bool, int], l
     if children is None:
         return False
     total = len(children)
-    if total < _FEW:
+    if total < _FEW_VALUES:
         columns = [(set(map(type, children)), children)]
     else:
         types = list(map(type, children))
         width = len(group[0])
-        row = types[:width] if len(group) >= _ROWS and len(group) * width == total else types[:1]
+        row = types[:width] if len(group) >= _MIN_ROWS and len(group) * width == total else types[:1]
         pattern = row[:1] if len(set(row)) == 1 else row  # one item is repeated in a third of the time
         if types != pattern * (total // len(pattern)):
             width = len(row)
@@ -170,9 +170,11 @@ def _descend(group: list[Any], has_dicts: bool, inside: dict[tuple[bool, int], l
     for kinds, column in columns:
         if kinds <= SCALARS:
             continue
-        if not kinds <= _PLAIN:
+        if not kinds <= _PLAIN_TYPES:
             return False
-        containers = column if kinds <= _CONTAINERS else [child for child in column if type(child) in _CONTAINERS]
+        containers = (
+            column if kinds <= _CONTAINER_TYPES else [child for child in column if type(child) in _CONTAINER_TYPES]
+        )
         key = dict in kinds, len(containers[0])
         if key in inside:
             inside[key] += containers
@@ -289,26 +291,26 @@ def _has_cycle(value: Any) -> bool:
             path.add(key)
             stack.append((node, True))
             children = cast("dict[str, Any]", node).values() if type(node) is dict else cast("list[Any]", node)
-            stack.extend((child, False) for child in children if type(child) in _CONTAINERS)
+            stack.extend((child, False) for child in children if type(child) in _CONTAINER_TYPES)
     return False
 
 
 T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
-_DISPLAYED = msgspec.json.Encoder(enc_hook=json_form)
-_MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
-_CELL = "text-align: left; vertical-align: top; white-space: pre-wrap"
-_MAX_CELL = 5_000  # characters
+_DISPLAY_ENCODER = msgspec.json.Encoder(enc_hook=json_form)
+_MARKUP_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+_CELL_STYLE = "text-align: left; vertical-align: top; white-space: pre-wrap"
+_MAX_CELL_CHARACTERS = 5_000
 
 
 def html_table(caption: str, rows: Iterable[Iterable[str]]) -> str:
     """Return an HTML table for a notebook. Text from peers is truncated and escaped: it never becomes markup."""
 
     def cell(text: str) -> str:
-        return harmless(shorten(text, _MAX_CELL)).translate(_MARKUP)
+        return harmless(shorten(text, _MAX_CELL_CHARACTERS)).translate(_MARKUP_ESCAPES)
 
-    lines = ("".join(f'<td style="{_CELL}">{cell(text)}</td>' for text in row) for row in rows)
+    lines = ("".join(f'<td style="{_CELL_STYLE}">{cell(text)}</td>' for text in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><caption>{cell(caption)}</caption><tbody>{body}</tbody></table>"
 
@@ -316,7 +318,7 @@ def html_table(caption: str, rows: Iterable[Iterable[str]]) -> str:
 def indented_json(value: Any) -> str:
     """Return a value as indented JSON for display, or its `repr` if it has no JSON form."""
     try:
-        return msgspec.json.format(write_json(_DISPLAYED, value), indent=2).decode()
+        return msgspec.json.format(write_json(_DISPLAY_ENCODER, value), indent=2).decode()
     except (TypeError, ValueError, RecursionError):
         return repr(value)
 

@@ -18,8 +18,8 @@ from opwire.typed.nodes import (
     SchemaDict,
 )
 
-_KINDS = {kind: frozenset({kind}) for kind in ALL_KINDS} | {"integer": NUMERIC, "number": NUMERIC}
-_PATTERNS = {"time": TIME_PATTERN, "duration": DURATION_PATTERN}
+_KINDS_BY_TYPE = {kind: frozenset({kind}) for kind in ALL_KINDS} | {"integer": NUMERIC, "number": NUMERIC}
+_PATTERNS_BY_FORMAT = {"time": TIME_PATTERN, "duration": DURATION_PATTERN}
 
 
 def is_pydantic(hint: Any) -> bool:
@@ -64,7 +64,7 @@ class PydanticNode(Node):
             raise hint_error(where, f"pydantic cannot describe {name}: {reason}", "use types that it can") from None
         target = self._document.get("$ref", "").rpartition("/")[2]
         self._top = self._document.get("$defs", {}).get(target, self._document)
-        self.kinds = _KINDS.get(self._top.get("type", ""), ALL_KINDS)
+        self.kinds = _KINDS_BY_TYPE.get(self._top.get("type", ""), ALL_KINDS)
 
     def constants(self) -> dict[str, Constant]:
         required = self._top.get("required", ())
@@ -131,8 +131,8 @@ def _with_patterns(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     copied = {key: _with_patterns(part) for key, part in cast("SchemaDict", schema).items()}
-    if copied.get("type") == "string" and copied.get("format") in _PATTERNS:
-        copied["pattern"] = _PATTERNS[copied.pop("format")]
+    if copied.get("type") == "string" and copied.get("format") in _PATTERNS_BY_FORMAT:
+        copied["pattern"] = _PATTERNS_BY_FORMAT[copied.pop("format")]
     return copied
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 _MAX_WORD_LENGTH = 40  # longer ones are hashes and encoded data
-_LONG_WORD = 6  # letters from which the first one may be misspelled, too
+_LONG_WORD_LENGTH = 6  # of these, the first letter may be misspelled, too
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _MARKUP = re.compile(r"<[^<>]{0,300}>|\]\([^()\s]{0,400}\)|https?://[^\s)\"'<>]{0,400}")
@@ -139,7 +139,7 @@ def misspellings(word: str) -> Iterator[str]:
 
     The first letter of a short word is kept, or names of persons would become words.
     """
-    for position in range(len(word) < _LONG_WORD, len(word) + 1):
+    for position in range(len(word) < _LONG_WORD_LENGTH, len(word) + 1):
         head, tail = word[:position], word[position:]
         if tail:
             yield head + tail[1:]
