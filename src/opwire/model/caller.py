@@ -66,5 +66,7 @@ def caller_token(context: Context) -> str:
     """
     token = find_caller_token(context)
     if token is None:
-        raise CallError(ErrorCode.UNAUTHENTICATED, _MISSING_MESSAGE if context.identity is None else _NOT_CARRIED_MESSAGE)
+        raise CallError(
+            ErrorCode.UNAUTHENTICATED, _MISSING_MESSAGE if context.identity is None else _NOT_CARRIED_MESSAGE
+        )
     return token
