@@ -1,6 +1,5 @@
 """Identities over a broker: what leaves is signed, what arrives is verified."""
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from typing import Any
@@ -25,10 +24,16 @@ AUTHORITY = Authority.generate()
 ANN, EVE, SHOP = Identity(id="ann", scopes=("orders",)), Identity(id="eve"), Identity(id="shop")
 
 
-def holder(identity: Identity, *, delegates: bool = False) -> SignedRequests:
+def signer(identity: Identity, *, delegates: bool = False) -> Signer:
     key = SigningKey.generate()
     certificate = AUTHORITY.issue(Grant(identity, delegates=delegates), key.public_pem, lifetime=600)
-    return SignedRequests(Signer(certificate, key), Verifier(AUTHORITY.public_pem))
+    return Signer(certificate, key)
+
+
+def holder(
+    identity: Identity, *, delegates: bool = False, credentials: HeldCredentials | None = None
+) -> SignedRequests:
+    return SignedRequests(signer(identity, delegates=delegates), Verifier(AUTHORITY.public_pem), held=credentials)
 
 
 def request(id: str = "r", input: Any = None, *, operation_id: str = "math.add", **fields: Any) -> CallRequested:
@@ -116,9 +121,8 @@ def test_operations_of_opwire_itself_neither_give_authority_nor_are_called_with_
     refused(shop, request("r4", operation_id="opwire.operations", parent_request_id="r3", identity=served.identity))
     # A server that does not keep to this is found out.
     asked = holder(ANN).leaving(request("r5", operation_id="opwire.about"))
-    assert shop._signer is not None
     forged = request("r6", parent_request_id="r5")
-    credential = shop._signer.sign(forged, body=b"null", on_behalf_of=asked.credential)
+    credential = signer(SHOP, delegates=True).sign(forged, body=b"null", on_behalf_of=asked.credential)
     with pytest.raises(CallError) as refusal:
         bank.arriving(travelled(replace(forged, credential=credential)))
     assert refusal.value.code is ErrorCode.UNAUTHENTICATED
@@ -136,17 +140,11 @@ def test_a_call_is_not_forwarded_as_another_caller_with_the_same_request_id() ->
 
 
 def test_a_credential_is_kept_only_by_a_server_that_delegates_and_only_while_it_is_good() -> None:
-    now = time.time()
-    key = SigningKey.generate()
-    for delegates, kept in ((True, 1), (False, 0)):
-        certificate = AUTHORITY.issue(Grant(SHOP, delegates=delegates), key.public_pem, lifetime=600)
-        verifier = Verifier(AUTHORITY.public_pem)
-        shop = SignedRequests(Signer(certificate, key), verifier, clock=lambda: now)
+    for signing, kept in ((signer(SHOP, delegates=True), 1), (signer(SHOP), 0), (None, 0)):
+        held = HeldCredentials()
+        shop = SignedRequests(signing, Verifier(AUTHORITY.public_pem), held=held)
         shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
-        assert len(shop._held) == kept
-    shop = SignedRequests(None, Verifier(AUTHORITY.public_pem))
-    shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
-    assert len(shop._held) == 0
+        assert len(held) == kept
 
 
 def test_held_credentials_go_when_they_expire() -> None:
@@ -206,12 +204,13 @@ async def test_over_a_broker_a_call_has_the_identity_of_its_credential_and_no_ot
 
 
 async def test_a_credential_is_forgotten_when_its_call_ends_and_a_busy_caller_is_not_refused() -> None:
-    registry, market, shop, held = OperationRegistry(), MemoryBroker(), holder(SHOP, delegates=True), list[int]()
-    shop._held = HeldCredentials(max_bytes=40_000)  # room for some ten calls of one caller at the same time
+    registry, market, held_counts = OperationRegistry(), MemoryBroker(), list[int]()
+    held = HeldCredentials(max_bytes=40_000)  # room for some ten calls of one caller at the same time
+    shop = holder(SHOP, delegates=True, credentials=held)
 
     @registry.query("shop.order")
     async def order(n: int) -> int:
-        held.append(len(shop._held))
+        held_counts.append(len(held))
         if n % 2:
             raise RuntimeError("out of stock")
         return n
@@ -228,7 +227,7 @@ async def test_a_credential_is_forgotten_when_its_call_ends_and_a_busy_caller_is
             with nullcontext() if n % 2 == 0 else pytest.raises(CallError, match=r"shop\.order"):
                 await calling.call("shop.order", {"n": n})
             assert [item.data async for item in calling.subscribe("shop.orders")] == [1, 2]
-        assert (set(held), len(shop._held)) == ({1}, 0)
+        assert (set(held_counts), len(held)) == ({1}, 0)
 
 
 async def test_a_request_with_the_id_of_another_callers_request_does_not_end_its_delegation() -> None:

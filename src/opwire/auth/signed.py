@@ -558,20 +558,27 @@ def _signed_body(event: CallRequested) -> bytes:
 
 
 class SignedRequests:
-    """Sign outgoing requests and verify incoming ones, for one end of a broker transport.
+    """Sign outgoing requests and verify incoming ones, for one side of a broker transport.
 
-    An end that only calls needs no verifier, an end that only serves needs no signer. A call with the context of a
-    served call gets the identity of that call's caller if this side's certificate delegates (`Grant.delegates`), and is
-    rejected otherwise.
+    A side that only calls needs no verifier, a side that only serves needs no signer. `held` bounds the memory for
+    credentials of the requests that are being served, which are kept to call on behalf of their callers.
+
+    A call with the context of a served call gets the identity of that call's caller if this side's certificate
+    delegates (`Grant.delegates`), and is rejected otherwise.
     """
 
     def __init__(
-        self, signer: Signer | None = None, verifier: Verifier | None = None, *, clock: Callable[[], float] = time.time
+        self,
+        signer: Signer | None = None,
+        verifier: Verifier | None = None,
+        *,
+        held: HeldCredentials | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._signer = signer
         self._verifier = verifier
         self._clock = clock
-        self._held = HeldCredentials()
+        self._held = HeldCredentials() if held is None else held
 
     def __repr__(self) -> str:
         does = [*["signs"] * (self._signer is not None), *["verifies"] * self.verifies]

@@ -112,16 +112,17 @@ class TokenStore:
 
     def __init__(self, folder: Path | str | None = None, *, keyring: bool | None = None) -> None:
         """`keyring` is by default whether no folder is given."""
-        self._folder = default_folder() if folder is None else Path(folder)
+        self.folder = default_folder() if folder is None else Path(folder)
+        """Where files are stored, if the keyring does not have the login."""
         self._uses_keyring = folder is None if keyring is None else keyring
         self._threads = WorkerPool(2)  # not those of the event loop, which a hanging keyring would keep from ending
 
     def __repr__(self) -> str:
-        return f"<TokenStore {self._folder}>"
+        return f"<TokenStore {self.folder}>"
 
     def may_have(self, key: LoginKey) -> bool:
         """Return whether there ever was a login of a key, without asking the keyring: its lock file is kept."""
-        return (self._folder / f"{key.digest}.lock").exists()
+        return (self.folder / f"{key.digest}.lock").exists()
 
     async def read(self, key: LoginKey) -> StoredLogin | None:
         """Return the login of a key, or None.
@@ -184,21 +185,21 @@ class TokenStore:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def _path(self, key: LoginKey) -> Path:
-        return self._folder / f"{key.digest}.json"
+        return self.folder / f"{key.digest}.json"
 
     def _own_folder(self) -> Path:
         """Create the folder; make an existing one private."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if sys.platform != "win32":
-                status = self._folder.stat()
+                status = self.folder.stat()
                 if status.st_uid != os.geteuid():
-                    raise CallError(ErrorCode.EXECUTION_ERROR, f"{self._folder} belongs to another user")
+                    raise CallError(ErrorCode.EXECUTION_ERROR, f"{self.folder} belongs to another user")
                 if status.st_mode & 0o077:
-                    self._folder.chmod(0o700)
+                    self.folder.chmod(0o700)
         except OSError as error:
-            raise _unusable(self._folder, "cannot be created", error) from error
-        return self._folder
+            raise _unusable(self.folder, "cannot be created", error) from error
+        return self.folder
 
     def _read_file(self, key: LoginKey) -> bytes | None:
         path = self._path(key)
