@@ -33,7 +33,7 @@ from opwire.transports.nats.connection import NatsCredentials, NatsServers, Secu
 from opwire.transports.nats.transport import Subjects
 from opwire.typed.plain import as_list
 
-logger = get_logger("opwire.durable.jetstream")
+logger = get_logger("opwire.durable.streams")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _SUBJECT = re.compile(r"[!-)+-\-/-=?-~]+(?:\.[!-)+-\-/-=?-~]+)*")  # without wildcards: `append` publishes to it

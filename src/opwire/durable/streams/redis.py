@@ -26,7 +26,7 @@ from opwire.runtime.text import get_logger
 from opwire.transports.redis.connection import command, load_script
 from opwire.transports.redis.servers import parse_servers
 
-logger = get_logger("opwire.durable.redis")
+logger = get_logger("opwire.durable.streams")
 
 _FIRST_CURSOR = "0-0"
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")

@@ -8,7 +8,7 @@ from opwire.model.operation import OperationSpec
 from opwire.registry.search.words import plain_text
 from opwire.runtime.text import get_logger
 
-logger = get_logger("opwire.registry")
+logger = get_logger("opwire.registry.search")
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 """Returns a vector for each text, such as the `encode` of a sentence transformer."""
