@@ -54,15 +54,20 @@ def test_every_package_has_tests_at_the_same_place() -> None:
     assert {str(each) for each in packages if not list((ROOT / "tests" / each).glob("test_*.py"))} == set()
 
 
-def test_functions_have_at_most_sixty_lines() -> None:
+def test_the_body_of_a_function_has_at_most_sixty_lines() -> None:
     long_functions = [
         f"{relative(module)}:{node.name}"
         for module in MODULES
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > FUNCTION_LINES
     ]
     assert long_functions == []
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines after the docstring: the options of a public function and their documentation are no code."""
+    statements = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (function.end_lineno or 0) - statements[0].lineno + 1 if statements else 0
 
 
 def test_the_map_of_modules_is_complete() -> None:
