@@ -310,7 +310,7 @@ class MemoryJournal(AsyncResource):
         async with MemoryJournal() as journal, DurableWorker(registry, journal):
             await DurableCalls(journal).call("orders.create", {"article": "tea"}, key="order-17")
 
-    Journals with the same `state` are ends of the same journal. After `close` every method raises UNAVAILABLE.
+    Journals with the same `state` are peers of the same journal. After `close` every method raises UNAVAILABLE.
     """
 
     name = "the journal in memory"

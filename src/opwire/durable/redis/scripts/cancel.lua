@@ -17,7 +17,7 @@ redis.call('ZREM', KEYS[3], id)
 redis.call('ZREM', KEYS[4], id)
 redis.call('HDEL', KEYS[5], id)
 redis.call('SET', KEYS[1], fingerprint .. '\n' .. ARGV[2], 'PX', ARGV[3])
-for me in string.gmatch(peers, '%S+') do
-  redis.call('PUBLISH', ARGV[4] .. me, string.char(145) .. ARGV[2])
+for peer in string.gmatch(peers, '%S+') do
+  redis.call('PUBLISH', ARGV[4] .. peer, string.char(145) .. ARGV[2])
 end
 return 0

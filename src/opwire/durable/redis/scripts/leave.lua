@@ -1,7 +1,7 @@
 -- Delete our consumers that have no tasks left. KEYS: streams; ARGV: our consumer in each.
 for i, stream in ipairs(KEYS) do
-  local left = redis.call('EXISTS', stream) == 1
+  local pending = redis.call('EXISTS', stream) == 1
     and redis.call('XPENDING', stream, 'workers', '-', '+', 1, ARGV[i])
-  if left and #left == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', ARGV[i]) end
+  if pending and #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', ARGV[i]) end
 end
 return 1

@@ -1,5 +1,5 @@
--- Note the peer `me`, at which a caller waits, in the value of an open task. Without memory it is not noted, and finds
+-- Note `peer`, at which a caller waits, in the value of an open task. Without memory it is not noted, and finds
 -- the outcome when it polls.
-local function note_peer(task, value, me)
-  if me ~= '' and not string.find(value, me, 1, true) then redis.pcall('SET', task, value .. ' ' .. me) end
+local function note_peer(task, value, peer)
+  if peer ~= '' and not string.find(value, peer, 1, true) then redis.pcall('SET', task, value .. ' ' .. peer) end
 end

@@ -6,10 +6,10 @@
 -- earlier outcome, 0 if this one was recorded, -1 if the task is unknown, or the error of a key of another type.
 local call, match, stream, count = redis.call, string.match, KEYS[1], #KEYS - 6
 local replies, tasks, values, ids, entries, published = {}, {}, {}, {}, {}, {}
-local known = call('MGET', unpack(KEYS, 7))
+local stored_values = call('MGET', unpack(KEYS, 7))
 for i = 7, #KEYS do
   local task, at, reply = KEYS[i], 3 * i - 18, -1
-  local id, outcome, value = ARGV[at], ARGV[at + 1], known[i - 6] or redis.pcall('GET', task)
+  local id, outcome, value = ARGV[at], ARGV[at + 1], stored_values[i - 6] or redis.pcall('GET', task)
   if type(value) == 'table' then
     reply = value
   elseif value then
@@ -47,6 +47,6 @@ for n, i in ipairs(tasks) do
 end
 for peers, outcomes in pairs(published) do
   local message = string.char(220, 0, #outcomes) .. table.concat(outcomes)
-  for me in string.gmatch(peers, '%S+') do call('PUBLISH', ARGV[2] .. me, message) end
+  for peer in string.gmatch(peers, '%S+') do call('PUBLISH', ARGV[2] .. peer, message) end
 end
 return #ids == count and 0 or replies

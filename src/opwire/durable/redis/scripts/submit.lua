@@ -2,8 +2,8 @@
 --
 -- KEYS: stream, set of operations, then the string of each task, none twice; ARGV: operation, then for each task its
 -- entry, its fingerprint, and the peer at which a caller waits, or ''. Returns 0 if all tasks are new, otherwise for
--- each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or its own error: its key has another
--- type, or there is no memory for a new task.
+-- each the outcome, 0 if there is none yet, -1 for a key with another fingerprint, or its own error: its key has
+-- another type, or there is no memory for a new task.
 local call, stream, replies = redis.call, KEYS[1], {}
 local is_new = call('EXISTS', stream) == 0
 
@@ -29,18 +29,18 @@ if call('EXISTS', unpack(KEYS, 3)) == 0 then
   return 0
 end
 
-local function submit(task, entry, fingerprint, me)
+local function submit(task, entry, fingerprint, peer)
   local value = redis.pcall('GET', task)
   if type(value) == 'table' then return value end
   if not value then
     local id, refused = add(entry)
-    if id then call('SET', task, fingerprint .. ' ' .. id .. ' ' .. me) end
+    if id then call('SET', task, fingerprint .. ' ' .. id .. ' ' .. peer) end
     return refused or 0
   end
-  local known, state, rest = string.match(value, '^(%S*)(%s)(.*)$')
-  if known ~= fingerprint then return -1 end
-  if state == '\n' then return rest end
-  note_peer(task, value, me)
+  local stored_fingerprint, state, outcome = string.match(value, '^(%S*)(%s)(.*)$')
+  if stored_fingerprint ~= fingerprint then return -1 end
+  if state == '\n' then return outcome end
+  note_peer(task, value, peer)
   return 0
 end
 

@@ -4,7 +4,8 @@
 -- poll for released and lost tasks, the operation to start with, milliseconds after which a consumer is idle, 1 to
 -- claim suspects, the operations. Returns one suspect, or other tasks: for each the index of its operation, its id,
 -- attempt, fields and history, which new tasks lack.
-local me, room, look, turn, silence = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5])
+local our_consumer, room, polls = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+local turn, idle_limit = tonumber(ARGV[4]), tonumber(ARGV[5])
 local operations, taken = (#KEYS - 1) / 4, {}
 local stream, later, suspects, history, place
 
@@ -20,7 +21,7 @@ end
 
 local function claim(pending, lost)
   local id = pending[1]
-  local entry, past = redis.call('XCLAIM', stream, 'workers', me, 0, id)[1], read(history, id)
+  local entry, past = redis.call('XCLAIM', stream, 'workers', our_consumer, 0, id)[1], read(history, id)
   if not entry then
     redis.call('XACK', stream, 'workers', id)
     redis.call('HDEL', history, id)
@@ -31,24 +32,24 @@ local function claim(pending, lost)
   take(id, pending[4] + 1, entry[2], past)
 end
 
-local function released(set, most)
+local function released(set, max_count)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', 0, most)) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', 0, max_count)) do
     redis.call('ZREM', set, id)
     local pending = redis.call('XPENDING', stream, 'workers', id, id, 1)[1]
     if pending then claim(pending, false) end
   end
 end
 
-local function expired(most)
+local function expired(max_count)
   for _, fields in ipairs(redis.call('XINFO', 'CONSUMERS', stream, 'workers')) do
     local consumer = {}
     for i = 1, #fields, 2 do consumer[fields[i]] = fields[i + 1] end
     local lease = string.match(consumer.name, ':(%d+)$')
     if consumer.pending == 0 then
-      if consumer.idle > silence then redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', consumer.name) end
-    elseif lease and most > #taken then
+      if consumer.idle > idle_limit then redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', consumer.name) end
+    elseif lease and max_count > #taken then
       local late = redis.call('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', 1, consumer.name)
       for _, pending in ipairs(late) do claim(pending, true) end
     end
@@ -61,18 +62,18 @@ for i = 0, operations - 1 do
     redis.call('XGROUP', 'CREATE', stream, 'workers', '0', 'MKSTREAM')
     redis.call('SADD', KEYS[1], ARGV[7 + place])
   end
-  local most = ARGV[6] == '1' and 1 or 0
-  if look and most > #taken then released(suspects, 1) end
-  if look then expired(most) end
+  local max_count = ARGV[6] == '1' and 1 or 0
+  if polls and max_count > #taken then released(suspects, 1) end
+  if polls then expired(max_count) end
 end
 if #taken > 0 then return taken end
 
 for i = 0, operations - 1 do
   turn_to(i)
-  if look and room > 0 then released(later, room) end
+  if polls and room > 0 then released(later, room) end
   if room > 0 then
-    local found = redis.call('XREADGROUP', 'GROUP', 'workers', me, 'COUNT', room, 'STREAMS', stream, '>')
-    for _, entry in ipairs(found and found[1][2] or {}) do take(entry[1], 1, entry[2]) end
+    local reply = redis.call('XREADGROUP', 'GROUP', 'workers', our_consumer, 'COUNT', room, 'STREAMS', stream, '>')
+    for _, entry in ipairs(reply and reply[1][2] or {}) do take(entry[1], 1, entry[2]) end
   end
 end
 return taken
