@@ -619,7 +619,7 @@ def test_a_journal_that_never_takes_a_result_keeps_no_place_of_the_worker(caplog
 def test_the_worker_goes_on_after_any_delay_that_an_error_requests(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No number that a handler, a caller or an entry of a journal gives ends or delays a worker for good."""
     monkeypatch.setattr(
-        "opwire.durable.worker._CLAIM_SECONDS", 60.0
+        "opwire.durable.worker._CLAIM_WAIT_SECONDS", 60.0
     )  # a day of polls twice a second takes 10 s of CPU time
 
     async def run(shop: Shop, journal: Flaky, durable: DurableCalls) -> None:

@@ -32,10 +32,10 @@ from opwire.runtime.text import get_logger
 
 logger = get_logger("opwire.durable")
 
-_CLAIM_SECONDS = 0.5  # for which a claim waits for a task; draining and closing may take as long
-_FIRST_PAUSE_SECONDS = 0.1  # before a request to a journal is retried
-_MAX_PAUSE_SECONDS = 5.0
-_MAX_UNEXPECTED_ERRORS = 8  # of a journal that raises what it should not, in about 7 s
+_CLAIM_WAIT_SECONDS = 0.5  # draining and closing may take as long
+_FIRST_RETRY_DELAY_SECONDS = 0.1
+_MAX_RETRY_DELAY_SECONDS = 5.0
+_MAX_UNEXPECTED_ERRORS = 8  # they take about 7 s
 
 
 class _Attempt(Struct, eq=False):
@@ -217,13 +217,13 @@ class DurableWorker(AsyncResource):
             self._operations_version = self._registry.changes
         operations = self._operations
         if not operations:
-            await asyncio.sleep(_CLAIM_SECONDS)
+            await asyncio.sleep(_CLAIM_WAIT_SECONDS)
             return []
         if time.monotonic() < self._others_first_until:
             claims = await self._journal.claim(operations, lease=self._lease, wait=0, limit=room, suspects=False)
             if claims:
                 return claims
-        return await self._journal.claim(operations, lease=self._lease, wait=_CLAIM_SECONDS, limit=room)
+        return await self._journal.claim(operations, lease=self._lease, wait=_CLAIM_WAIT_SECONDS, limit=room)
 
     def _served_operations(self) -> list[str]:
         registry = self._registry
@@ -354,7 +354,7 @@ class DurableWorker(AsyncResource):
         while not await self._renew(attempt):
             if time.monotonic() > attempt.renewed_at + self._lease:
                 break
-            await asyncio.sleep(growing_delay(1, first=_FIRST_PAUSE_SECONDS, longest=_MAX_PAUSE_SECONDS))
+            await asyncio.sleep(growing_delay(1, first=_FIRST_RETRY_DELAY_SECONDS, longest=_MAX_RETRY_DELAY_SECONDS))
         self._end_isolation(attempt)
 
     def _end_isolation(self, attempt: _Attempt) -> None:
@@ -405,4 +405,4 @@ async def _pause(failures: int, problem: str, error: BaseException) -> None:
     _raise_cancellation(error)
     level = logging.WARNING if failures == 1 else logging.DEBUG
     logger.log(level, "%s and is retried: %s", problem, error, exc_info=not isinstance(error, CallError))
-    await asyncio.sleep(growing_delay(failures, first=_FIRST_PAUSE_SECONDS, longest=_MAX_PAUSE_SECONDS))
+    await asyncio.sleep(growing_delay(failures, first=_FIRST_RETRY_DELAY_SECONDS, longest=_MAX_RETRY_DELAY_SECONDS))

@@ -46,7 +46,7 @@ async def test_no_operation_waits_until_another_has_no_more_tasks(jetstream_serv
 async def test_what_an_end_has_no_room_for_is_given_to_others_soon_and_not_counted(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_consumers, "_UNCLAIMED_SECONDS", 0.05)
+    monkeypatch.setattr(jetstream_consumers, "_MAX_UNCLAIMED_SECONDS", 0.05)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as full, journal(jetstream_server, prefix) as other:
         await submit_to_each(full)
@@ -63,7 +63,7 @@ async def test_an_end_that_closes_gives_back_what_it_has_not_claimed(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jetstream_consumers, "ACK_WAIT", 60)  # seconds after which they would come back in any case
-    monkeypatch.setattr(jetstream_consumers, "_UNCLAIMED_SECONDS", 60)
+    monkeypatch.setattr(jetstream_consumers, "_MAX_UNCLAIMED_SECONDS", 60)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as other:
         async with Leaks(), journal(jetstream_server, prefix) as made:
@@ -194,7 +194,7 @@ async def submitted(made: NatsJournal, key: str) -> bool:
 async def test_too_many_waiters_do_not_affect_the_others(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_consumers, "_MAX_WAITING_PEERS", 1)
+    monkeypatch.setattr(jetstream_consumers, "_MAX_PEERS_PER_OPERATION", 1)
     prefix = token_hex(4)
     async with journal(jetstream_server, prefix) as one, journal(jetstream_server, prefix) as other:
         waiting = asyncio.create_task(one.claim([ORDER], lease=9, wait=60))
@@ -212,7 +212,7 @@ async def test_consumers_of_strangers_are_not_counted(jetstream_server: NatsServ
 
 
 async def test_a_silent_consumer_is_given_up(jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jetstream_consumers, "PATIENCE", 0.1)
+    monkeypatch.setattr(jetstream_consumers, "RESPONSE_TIMEOUT_SECONDS", 0.1)
     async with FaultProxy(HOST, jetstream_server.port) as proxy, journal(f"nats://{HOST}:{proxy.port}") as made:
         await made.claim([ORDER], lease=9, wait=0)
         proxy.stall("down")

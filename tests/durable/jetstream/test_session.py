@@ -96,7 +96,7 @@ async def test_a_server_that_does_not_answer_is_lost_and_found_again(
     own_nats: OwnNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.3)
-    for limit, value in (("_BEAT_SECONDS", 0.1), ("PATIENCE", 60)):
+    for limit, value in (("_BEAT_SECONDS", 0.1), ("RESPONSE_TIMEOUT_SECONDS", 60)):
         monkeypatch.setattr(jetstream_session, limit, value)
     server = own_nats(jetstream=True)
     async with session(server.url) as made:
@@ -126,7 +126,7 @@ async def test_a_request_that_is_lost_with_the_leader_is_sent_again_unless_it_ma
         await flushed(leader)
         await soon("it is answered", made.api(ApiResponse, INFO))
         heard = 0
-        monkeypatch.setattr(jetstream_session, "PATIENCE", 0.5)
+        monkeypatch.setattr(jetstream_session, "RESPONSE_TIMEOUT_SECONDS", 0.5)
         assert "does not answer" in await unavailable(made.api(ApiResponse, INFO, once=True))
         assert heard == 1
 
@@ -134,7 +134,7 @@ async def test_a_request_that_is_lost_with_the_leader_is_sent_again_unless_it_ma
 async def test_a_request_that_jetstream_does_not_answer_affects_no_other(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_session, "PATIENCE", 0.2)
+    monkeypatch.setattr(jetstream_session, "RESPONSE_TIMEOUT_SECONDS", 0.2)
     log = Log()
     async with plain_client(nats_server.url) as lazy, session(nats_server.url, log, "lazy") as made:
         await lazy.subscribe("$JS.lazy.>")

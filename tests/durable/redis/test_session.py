@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opwire.durable.redis import journal
+from opwire.durable.redis import session as redis_session
 from opwire.durable.redis.journal import PURGE_SCRIPT
 from opwire.durable.redis.session import RedisSession
 from opwire.errors import CallError, ErrorCode
@@ -61,7 +61,7 @@ async def test_it_connects_again_after_the_server_was_away(own_redis: OwnRedis) 
 async def test_a_server_that_does_not_answer_is_lost_and_found_again(
     own_redis: OwnRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "PATIENCE", 0.2)
+    monkeypatch.setattr(redis_session, "RESPONSE_TIMEOUT_SECONDS", 0.2)
     server = own_redis()
     losses: list[CallError] = []
     async with session(server.url, lost=losses.append) as made:

@@ -18,7 +18,13 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from opwire.durable.jetstream.log import EntryBody, JournalSubjects, decode_entry, token
-from opwire.durable.jetstream.session import PATIENCE, ApiResponse, JetStreamSession, SessionListener, StreamFound
+from opwire.durable.jetstream.session import (
+    RESPONSE_TIMEOUT_SECONDS,
+    ApiResponse,
+    JetStreamSession,
+    SessionListener,
+    StreamFound,
+)
 from opwire.durable.journal import Task
 from opwire.errors import CallError
 from opwire.runtime.tasks import cancel_tasks, reject, resolve
@@ -32,14 +38,14 @@ ACK_WAIT = 5.0
 
 NANOSECONDS = 1_000_000_000
 
-_UNCLAIMED_SECONDS = 1.0  # for which a delivered task waits for a claim here before it is returned
-_RETRY_SECONDS = 0.1  # before a consumer that failed is used again
-_MAX_WAITING_PEERS = 4096  # of one operation
+_MAX_UNCLAIMED_SECONDS = 1.0  # then another peer gets the task
+_CONSUMER_RETRY_SECONDS = 0.1
+_MAX_PEERS_PER_OPERATION = 4096
 _HEARTBEAT_STATUS = 100
 _FAILED_STATUSES = (409, 503)  # the consumer was deleted or has too many requests; nothing serves it
 _MIN_HEARTBEAT_SECONDS = 1.0  # between two heartbeats of a pull request: the server that has it may die
 _MAX_HEARTBEATS_PER_SECOND = 100
-_MAX_SILENT_BEATS = 2.5  # after which a pull request is sent again
+_MAX_SILENT_BEATS = 2.5  # then a pull request is sent again
 _PEER_NAME = re.compile("[0-9a-f]{16}")  # anything else in a task would change the subject of its outcome
 
 
@@ -155,7 +161,7 @@ class Consumers(SessionListener):
             "ack_wait": round(ACK_WAIT * NANOSECONDS),
             "max_deliver": -1,
             "max_ack_pending": -1,  # released tasks count, too
-            "max_waiting": _MAX_WAITING_PEERS,
+            "max_waiting": _MAX_PEERS_PER_OPERATION,
             "metadata": {"operation": operation_id},
         }
         request = {"stream_name": self._names.stream, "config": config}
@@ -197,7 +203,7 @@ class Consumers(SessionListener):
             if self._drop_silent(pulls) and seconds_left <= 0:
                 raise self._session.silent()
             if not self._consumers.keys() >= operations:  # one was deleted, or too many peers wait for it
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(_CONSUMER_RETRY_SECONDS)
                 await self.create(operations)
                 continue
             if seconds_left > 0 or not pulls:
@@ -237,7 +243,7 @@ class Consumers(SessionListener):
         """Send pull requests to the consumers without one."""
         tasks_per_operation = max(1, limit // len(operations))
         options: dict[str, object] = {"expires": round(wait * NANOSECONDS)} if wait > 0 else {"no_wait": True}
-        patience = max(0.0, wait) + PATIENCE
+        patience = max(0.0, wait) + RESPONSE_TIMEOUT_SECONDS
         beat = max(_MIN_HEARTBEAT_SECONDS, len(operations) / _MAX_HEARTBEATS_PER_SECOND)
         if wait >= 2 * beat:  # a limit of NATS
             patience = _MAX_SILENT_BEATS * beat
@@ -342,7 +348,7 @@ class Consumers(SessionListener):
             self._returning = asyncio.get_running_loop().create_task(self._wait_and_return())
 
     async def _wait_and_return(self) -> None:
-        await asyncio.sleep(_UNCLAIMED_SECONDS)
+        await asyncio.sleep(_MAX_UNCLAIMED_SECONDS)
         if not self._active_claims:
             await self._return_unclaimed()
 

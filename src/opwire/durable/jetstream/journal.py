@@ -75,7 +75,7 @@ from opwire.transports.nats.connection import NatsCredentials, NatsServers, Secu
 logger = get_logger("opwire.durable.jetstream")
 
 _OUTCOMES_PER_PAGE = 50
-_SUSPECT_DELAY_SECONDS = 0.5  # until an unwanted suspect is delivered again
+_UNWANTED_SUSPECT_DELAY_SECONDS = 0.5
 _NO_HISTORY = EntryBody(fingerprint="")
 
 
@@ -284,7 +284,7 @@ class NatsJournal(BrokerJournal):
                 return None
         claim = self._next_claim(delivery, last_entry, lease)
         if claim.suspect and room.locked():
-            self._delay(delivery.ack, _SUSPECT_DELAY_SECONDS)
+            self._delay(delivery.ack, _UNWANTED_SUSPECT_DELAY_SECONDS)
             return None
         if claim.suspect:
             await room.acquire()

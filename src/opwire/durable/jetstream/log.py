@@ -56,7 +56,7 @@ _KINDS: dict[str, Kind] = {
 }
 _MAX_TOKEN_CHARACTERS = 200  # the name of a consumer, and of its folder, may have 255
 _PLAIN_TOKEN = re.compile(rf"[A-Za-z0-9_~-]{{1,{_MAX_TOKEN_CHARACTERS}}}")
-_HELD_SECONDS = 30 * 24 * 3600  # for which attempts are remembered while no worker claims the task
+_ATTEMPT_MEMORY_SECONDS = 30 * 24 * 3600  # while no worker claims the task
 _MAX_REPEATED_PURGES = 256
 _OLDEST_VERSION = (2, 11)
 _EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
@@ -236,7 +236,7 @@ class TaskLog(SessionListener):
     async def hold(self, kind: Kind, task: Task, body: EntryBody, last_seq: int) -> bool:
         """Write a lease or release; return False on a conflict."""
         subject = self.names.held(task.key, kind, task.operation_id)
-        return await self.add(subject, body, last_seq, _HELD_SECONDS) is not None
+        return await self.add(subject, body, last_seq, _ATTEMPT_MEMORY_SECONDS) is not None
 
     async def delete(self, seq: int) -> bool:
         """Delete an entry; return False if it is unknown."""

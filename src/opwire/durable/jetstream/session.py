@@ -26,7 +26,7 @@ from opwire.transports.nats.protocol import Info, Message, publish, subscribe, u
 
 logger = get_logger("opwire.durable.jetstream")
 
-PATIENCE = 5.0
+RESPONSE_TIMEOUT_SECONDS = 5.0
 """Seconds without a response, after which a request has failed."""
 
 NO_STREAM = 10059
@@ -253,7 +253,7 @@ class JetStreamSession:
         loop = asyncio.get_running_loop()
         token = str(next(self._request_numbers))
         self.send(subject, payload, token, headers)
-        tick = self._deadlines.add(token, time.monotonic() + PATIENCE, self._expire)
+        tick = self._deadlines.add(token, time.monotonic() + RESPONSE_TIMEOUT_SECONDS, self._expire)
         response: asyncio.Future[Message] = loop.create_future()
         self._requests[token] = _Request(subject, response, tick)
         timer: asyncio.TimerHandle | None = None

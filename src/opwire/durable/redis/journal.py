@@ -70,7 +70,7 @@ from opwire.durable.journal import (
     key_in_use,
     seconds_within,
 )
-from opwire.durable.redis.session import PATIENCE, RedisSession
+from opwire.durable.redis.session import RESPONSE_TIMEOUT_SECONDS, RedisSession
 from opwire.errors import CallError, ErrorCode
 from opwire.runtime.tasks import reject, resolve, spawn
 from opwire.runtime.text import get_logger
@@ -463,7 +463,7 @@ class RedisJournal(BrokerJournal):
             commands.append(command(b"XREADGROUP", *group, tasks_per_operation, *streams))
         replies: list[dict[bytes, list[Any]] | None]
         async with self._claim_session() as session:
-            replies = await session.ask(*commands, patience=wait + PATIENCE)
+            replies = await session.ask(*commands, patience=wait + RESPONSE_TIMEOUT_SECONDS)
         return [
             _StreamEntry(operation_by_stream[stream], entry_id, 1, fields)
             for reply in replies

@@ -7,7 +7,7 @@ from typing import Any
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.redis.connection import Part, RedisConnection, RedisServers, Script, command
 
-PATIENCE = 5.0  # seconds without a reply, after which a server counts as lost
+RESPONSE_TIMEOUT_SECONDS = 5.0  # seconds without a reply, after which a server counts as lost
 
 
 class RedisSession:
@@ -36,7 +36,7 @@ class RedisSession:
         self._connecting = asyncio.Lock()
         self._closed = False
 
-    async def ask(self, *commands: bytes, patience: float = PATIENCE) -> list[Any]:
+    async def ask(self, *commands: bytes, patience: float = RESPONSE_TIMEOUT_SECONDS) -> list[Any]:
         """Send commands and return their replies.
 
         Raises:
@@ -73,7 +73,7 @@ class RedisSession:
             if self._connection is not None:
                 return self._connection
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(RESPONSE_TIMEOUT_SECONDS):
                     self._connection = await self._open()
             except TimeoutError:
                 raise CallError(ErrorCode.UNAVAILABLE, f"{self._servers.name} does not answer") from None

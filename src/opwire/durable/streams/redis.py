@@ -30,7 +30,7 @@ logger = get_logger("opwire.durable.streams")
 
 _FIRST_CURSOR = "0-0"
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-_BLOCK_SECONDS = 2.0  # for which the server holds a request for new entries
+_BLOCKING_READ_SECONDS = 2.0
 
 _load = partial(load_script, Path(__file__).with_name("scripts"))
 _READ_SCRIPT, _LAST_SCRIPT = _load("last_id", "read_items"), _load("last_id", "last_item")
@@ -102,9 +102,16 @@ class RedisStream(DurableStream):
         while True:
             try:
                 wait = command(
-                    b"XREAD", b"COUNT", 1, b"BLOCK", int(_BLOCK_SECONDS * 1000), b"STREAMS", self._key, last_cursor
+                    b"XREAD",
+                    b"COUNT",
+                    1,
+                    b"BLOCK",
+                    int(_BLOCKING_READ_SECONDS * 1000),
+                    b"STREAMS",
+                    self._key,
+                    last_cursor,
                 )
-                (new_entries,) = await self._blocking.ask(wait, patience=2 * _BLOCK_SECONDS)
+                (new_entries,) = await self._blocking.ask(wait, patience=2 * _BLOCKING_READ_SECONDS)
                 failures = 0
                 if new_entries:
                     last_cursor = await self._last_cursor()
