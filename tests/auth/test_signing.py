@@ -33,7 +33,9 @@ def signer(identity: Identity, *, delegates: bool = False) -> Signer:
 def holder(
     identity: Identity, *, delegates: bool = False, credentials: HeldCredentials | None = None
 ) -> SignedRequests:
-    return SignedRequests(signer(identity, delegates=delegates), Verifier(AUTHORITY.public_pem), held=credentials)
+    return SignedRequests(
+        signer(identity, delegates=delegates), Verifier(AUTHORITY.public_pem), held_credentials=credentials
+    )
 
 
 def request(id: str = "r", input: Any = None, *, operation_id: str = "math.add", **fields: Any) -> CallRequested:
@@ -142,7 +144,7 @@ def test_a_call_is_not_forwarded_as_another_caller_with_the_same_request_id() ->
 def test_a_credential_is_kept_only_by_a_server_that_delegates_and_only_while_it_is_good() -> None:
     for signing, kept in ((signer(SHOP, delegates=True), 1), (signer(SHOP), 0), (None, 0)):
         held = HeldCredentials()
-        shop = SignedRequests(signing, Verifier(AUTHORITY.public_pem), held=held)
+        shop = SignedRequests(signing, Verifier(AUTHORITY.public_pem), held_credentials=held)
         shop.arriving(travelled(holder(ANN).leaving(request("r1"))))
         assert len(held) == kept
 

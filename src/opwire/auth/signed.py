@@ -78,9 +78,9 @@ class SigningKey:
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
-        public = key.public_key()
-        self.name = key_name(public)
-        self.public_pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        verification_key = key.public_key()
+        self.name = key_name(verification_key)
+        self.public_pem = verification_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -511,9 +511,9 @@ class HeldCredentials:
         Callers choose request ids, and another caller may choose the same one while the first call is in flight.
         """
         held_credential = self._held.get(request_id)
-        return (
-            held_credential.credential if held_credential is not None and held_credential.identity == identity else None
-        )
+        if held_credential is None or held_credential.identity != identity:
+            return None
+        return held_credential.credential
 
     def add(self, request_id: str, credential: str, identity: Identity, until: float, now: float) -> None:
         """Keep a credential.
@@ -560,8 +560,8 @@ def _signed_body(event: CallRequested) -> bytes:
 class SignedRequests:
     """Sign outgoing requests and verify incoming ones, for one side of a broker transport.
 
-    A side that only calls needs no verifier, a side that only serves needs no signer. `held` bounds the memory for
-    credentials of the requests that are being served, which are kept to call on behalf of their callers.
+    A side that only calls needs no verifier, a side that only serves needs no signer. `held_credentials` bounds the
+    memory for credentials of the requests that are being served, which are kept to call on behalf of their callers.
 
     A call with the context of a served call gets the identity of that call's caller if this side's certificate
     delegates (`Grant.delegates`), and is rejected otherwise.
@@ -572,13 +572,13 @@ class SignedRequests:
         signer: Signer | None = None,
         verifier: Verifier | None = None,
         *,
-        held: HeldCredentials | None = None,
+        held_credentials: HeldCredentials | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._signer = signer
         self._verifier = verifier
         self._clock = clock
-        self._held = HeldCredentials() if held is None else held
+        self._held = HeldCredentials() if held_credentials is None else held_credentials
 
     def __repr__(self) -> str:
         does = [*["signs"] * (self._signer is not None), *["verifies"] * self.verifies]

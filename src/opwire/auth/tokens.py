@@ -157,11 +157,11 @@ def grant_of(claims: Mapping[str, Any], names: ClaimNames, leeway: float = 0.0) 
     resources = claims.get(name)
     if not isinstance(resources, dict | None):
         raise ValueError(f"the claim {name} is not an object")
-    types = cast("dict[str, object]", resources or {})
+    actions_by_type = cast("dict[str, object]", resources or {})
     identity = Identity(
         id=id,
         scopes=tuple(dict.fromkeys(word for claim in scopes for word in _words(claims, claim))),
-        resources={type: _words(types, type) for type in types},
+        resources={type: _words(actions_by_type, type) for type in actions_by_type},
     )
     delegates = claims.get(names.get("delegates", "delegates")) is True
     return Grant(identity, _words(claims, names.get("announces", "announce")), expires + leeway, delegates)

@@ -178,9 +178,9 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
     candidates = [metadata_url[1]] if metadata_url and _same_origin(metadata_url[1], url) else []
     candidates += [f"{base}{_WELL_KNOWN_RESOURCE}{parts.path.rstrip('/')}", f"{base}{_WELL_KNOWN_RESOURCE}"]
     metadata = await _first(fetch, dict.fromkeys(candidates))
-    challenged = challenged_scopes(challenge)
+    demanded_scopes = challenged_scopes(challenge)
     if metadata is None:
-        return ProtectedResource(resource=resource_of(url), issuer=base, scopes=challenged)
+        return ProtectedResource(resource=resource_of(url), issuer=base, scopes=demanded_scopes)
     resource, issuers = _text(metadata, "resource"), _texts(metadata.get("authorization_servers"))
     resource_path = urlsplit(resource).path.rstrip("/") if _same_origin(resource, url) else None
     if resource_path is None or not f"{parts.path.rstrip('/')}/".startswith(f"{resource_path}/"):
@@ -192,17 +192,14 @@ async def discover_resource(client: HTTPClient, fetch: FetchJSON, url: str) -> P
         message = f"the metadata of {host_of(url)} names an authorization server that is not an https URL"
         raise CallError(ErrorCode.PROTOCOL_ERROR, message)
     supported = _texts(metadata.get("scopes_supported"))[:_MAX_SCOPES]
-    return ProtectedResource(resource=resource, issuer=issuers[0], scopes=challenged or supported)
+    return ProtectedResource(resource=resource, issuer=issuers[0], scopes=demanded_scopes or supported)
 
 
 def challenged_scopes(challenge: str) -> tuple[str, ...]:
     """Return the scopes that a `WWW-Authenticate` demands."""
     scope_parameter = _CHALLENGED_SCOPE.search(challenge)
-    return (
-        tuple(scope for scope in scope_parameter[1].split() if len(scope) <= _MAX_SCOPE_LENGTH)[:_MAX_SCOPES]
-        if scope_parameter
-        else ()
-    )
+    scopes = scope_parameter[1].split() if scope_parameter else []
+    return tuple(scope for scope in scopes if len(scope) <= _MAX_SCOPE_LENGTH)[:_MAX_SCOPES]
 
 
 async def register(

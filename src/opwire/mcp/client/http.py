@@ -249,7 +249,8 @@ def _with_token(headers: Mapping[str, str], token: str | None) -> Mapping[str, s
 
 def _keeps_origin(url: str, location: str) -> bool:
     try:
-        origin, target = urlsplit(url), urlsplit(location)
+        origin = urlsplit(url)
+        target = urlsplit(location)
         is_upgrade = (
             (origin.scheme, target.scheme) == ("http", "https")
             and origin.port in (None, 80)

@@ -239,7 +239,8 @@ def from_mcp(
     servers = read_servers(server)
     namespaces = usable_namespaces(servers)
     servers_by_name = {
-        name: (one_server, replace(mcp_options, namespace=namespaces[name])) for name, one_server in servers.items()
+        name: (server_address, replace(mcp_options, namespace=namespaces[name]))
+        for name, server_address in servers.items()
     }
     return MCPSource(servers_by_name, required=required)
 
@@ -417,26 +418,30 @@ class ServerOperations:
             self._stale.set()
 
     async def _keep_up(self, reader: ListingReader) -> None:
-        settle, took, was_read = SETTLE_SECONDS, 0.0, 0.0
+        settle_seconds = SETTLE_SECONDS
+        read_at = 0.0
+        read_seconds = 0.0
         while True:
             await self._stale.wait()
-            settle = min(settle * 2, LONGEST_SETTLE_SECONDS) if time.monotonic() < was_read + settle else SETTLE_SECONDS
-            await asyncio.sleep(max(settle, took))  # a server with a slow listing takes at most half of the time
+            is_soon = time.monotonic() < read_at + settle_seconds
+            settle_seconds = min(settle_seconds * 2, LONGEST_SETTLE_SECONDS) if is_soon else SETTLE_SECONDS
+            # A server with a slow listing takes at most half of the time.
+            await asyncio.sleep(max(settle_seconds, read_seconds))
             self._stale.clear()
             started = time.monotonic()
             try:
                 listing = await reader.read(self._options.connect_timeout, changes=self._resource_changes)
                 earlier_listing = self._replace(listing)
-                put = listing.changed_since(earlier_listing)
+                changed_operations = listing.changed_since(earlier_listing)
                 removed_ids = tuple(id for id in earlier_listing.by_id if id not in listing.by_id)
-                if put or removed_ids:
-                    self._notify(SourceChange(put, removed_ids))
+                if changed_operations or removed_ids:
+                    self._notify(SourceChange(changed_operations, removed_ids))
             except CallError as error:  # retried after the next change, or the next connect
                 logger.warning("a changed listing of an MCP server cannot be read: %s", error)
             except Exception:  # this task must go on
                 logger.exception("a changed listing of an MCP server is invalid")
-            was_read = time.monotonic()
-            took = was_read - started
+            read_at = time.monotonic()
+            read_seconds = read_at - started
 
     def _replace(self, listing: Listing) -> Listing:
         """Replace the listing, log new entries of its report, and return the old one."""

@@ -40,8 +40,10 @@ _ids = itertools.count(1)
 
 def announced_changes(capabilities: Mapping[str, Any]) -> dict[str, bool]:
     """Return the filter of `subscriptions/listen` for the list changes that a server announces."""
-    lists = {kind: as_dict(capabilities.get(kind)) for kind in _LISTS}
-    return {f"{kind}ListChanged": True for kind, settings in lists.items() if settings.get("listChanged") is True}
+    list_settings = {kind: as_dict(capabilities.get(kind)) for kind in _LISTS}
+    return {
+        f"{kind}ListChanged": True for kind, settings in list_settings.items() if settings.get("listChanged") is True
+    }
 
 
 class ListenStreams:
