@@ -197,15 +197,19 @@ class Form(Generic[T]):
         is_schema = isinstance(answer_type, Mapping)
         schema = dict(cast("Mapping[str, Any]", answer_type)) if is_schema else json_schema_of(answer_type)
         self._wraps = schema.get("type") != "object"
-        whole = {"type": "object", "properties": {"value": schema}, "required": ["value"]} if self._wraps else schema
-        if isinstance(whole.get("additionalProperties"), dict):
+        object_schema = (
+            {"type": "object", "properties": {"value": schema}, "required": ["value"]} if self._wraps else schema
+        )
+        if isinstance(object_schema.get("additionalProperties"), dict):
             raise UsageError("a form has named fields: use a class, not a mapping")
         definitions = as_dict(schema.get("$defs"))
-        field_schemas = as_dict(whole.get("properties"))
+        field_schemas = as_dict(object_schema.get("properties"))
         properties = {name: _field(name, field_schema, definitions) for name, field_schema in field_schemas.items()}
         self.schema: dict[str, Any] = {"type": "object", "properties": properties}
-        self.schema |= {keyword: whole[keyword] for keyword in ("title", "description") if whole.get(keyword)}
-        if required := [name for name in as_list(whole.get("required")) if name in properties]:
+        self.schema |= {
+            keyword: object_schema[keyword] for keyword in ("title", "description") if object_schema.get(keyword)
+        }
+        if required := [name for name in as_list(object_schema.get("required")) if name in properties]:
             self.schema["required"] = required
         self._convert = None if is_schema else converter(answer_type)
         self._checked = Schema(self.schema) if is_schema else None

@@ -142,23 +142,23 @@ class URITemplate:
         """Return the parts of a URI between the literals: found from the left before the spanning variable."""
         if not self._variables:
             return [] if uri == self._literals[0] else None
-        first, *inner, last = self._literals
-        if not uri.startswith(first) or not uri.endswith(last) or len(uri) < len(first) + len(last):
+        prefix, *inner_literals, suffix = self._literals
+        if not uri.startswith(prefix) or not uri.endswith(suffix) or len(uri) < len(prefix) + len(suffix):
             return None
-        start, end = len(first), len(uri) - len(last)
+        start, end = len(prefix), len(uri) - len(suffix)
         spanning = next((index for index, variable in enumerate(self._variables) if variable.spans), 0)
-        before: list[str] = []
-        for literal in inner[:spanning]:
+        texts_before: list[str] = []
+        for literal in inner_literals[:spanning]:
             position = uri.find(literal, start, end)
             if position < 0:
                 return None
-            before.append(uri[start:position])
+            texts_before.append(uri[start:position])
             start = position + len(literal)
-        after: list[str] = []
-        for literal in reversed(inner[spanning:]):
+        texts_after: list[str] = []
+        for literal in reversed(inner_literals[spanning:]):
             position = uri.rfind(literal, start, end)
             if position < 0:
                 return None
-            after.insert(0, uri[position + len(literal) : end])
+            texts_after.insert(0, uri[position + len(literal) : end])
             end = position
-        return [*before, uri[start:end], *after]
+        return [*texts_before, uri[start:end], *texts_after]

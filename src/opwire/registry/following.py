@@ -71,13 +71,13 @@ class FollowedSources:
     def attach(self, registry: Registering, source: Source) -> Callable[[], None]:
         """Use the instructions of a source and its updates of resources, if it has any; the result stops that."""
         on_updated = getattr(source, "on_resource_updated", None)
-        stop = None if on_updated is None else on_updated(registry.resource_updated)
+        stop_updates = None if on_updated is None else on_updated(registry.resource_updated)
         self._sources.append(source)
 
         def detach() -> None:
-            self._sources[:] = [other for other in self._sources if other is not source]
-            if stop is not None:
-                stop()
+            self._sources[:] = [followed_source for followed_source in self._sources if followed_source is not source]
+            if stop_updates is not None:
+                stop_updates()
 
         return detach
 

@@ -100,8 +100,8 @@ class ResultPipeline:
         if type(result) in self.kinds:  # saves 0.4 µs: most local functions return a valid scalar
             return ResponseEnvelope(result, LocalResponseMeta(self.operation_id, time_ns() // 1_000_000))
         if type(result) is ShapedResult:
-            other = self._for(result)
-            return other._normalized(result.value) if result.is_plain else other.envelope(result.value)
+            pipeline = self._for(result)
+            return pipeline._normalized(result.value) if result.is_plain else pipeline.envelope(result.value)
         if type(result) in self._records:  # saves 4 µs
             data = self._plain(result)
             data = data if self.mode == "off" else self._normalize(data)
@@ -129,12 +129,12 @@ class ResultPipeline:
         The schema is not compiled yet, or the result is large: repairs of 600 kB take up to a second, and a schema with
         a thousand definitions half of one.
         """
-        used, value, size = self, result, None
+        pipeline, value, size = self, result, None
         if type(result) is ShapedResult:
-            used, value, size = self._for(result), result.value, result.size
-        if used.mode == "off":
+            pipeline, value, size = self._for(result), result.value, result.size
+        if pipeline.mode == "off":
             return (size or 0) > _LARGE_UNCHECKED_RESULT_BYTES
-        if used.conforms == used._compile_and_test:
+        if pipeline.conforms == pipeline._compile_and_test:
             return True
         return (_size_of(value) if size is None else size) > _LARGE_RESULT_BYTES
 
@@ -142,20 +142,20 @@ class ResultPipeline:
         """Return the envelope of one result, as `envelope`, and keep the event loop free meanwhile."""
 
         def normalized() -> ResponseEnvelope[Any]:
-            used = self._for(result) if type(result) is ShapedResult else self
-            if used.mode != "off":
+            pipeline = self._for(result) if type(result) is ShapedResult else self
+            if pipeline.mode != "off":
                 with _compiling:
-                    used._compile()
+                    pipeline._compile()
             return self.envelope(result)
 
         return await asyncio.to_thread(normalized)
 
     def _for(self, result: ShapedResult) -> "ResultPipeline":
         schema = result.schema
-        other = self if schema is self.schema else self._others.get(id(schema))
-        if other is None:  # there are few schemas per operation
-            other = self._others[id(schema)] = self._for_schema(schema=schema)
-        return other
+        pipeline = self if schema is self.schema else self._others.get(id(schema))
+        if pipeline is None:  # there are few schemas per operation
+            pipeline = self._others[id(schema)] = self._for_schema(schema=schema)
+        return pipeline
 
     def _learn(self, result: object, data: object) -> None:
         """Remember the class of a result, if its instances become objects, and can be nothing else."""

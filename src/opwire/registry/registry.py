@@ -528,9 +528,9 @@ class OperationRegistry(Decorators):
         elif bound.handler is None:
             error = CallError(ErrorCode.OPERATION_NOT_FOUND, f"No handler registered for operation: {operation_id}")
         else:
-            other = "subscribe" if verb == "execute" else "execute"
-            wrong = f"{operation_id} is a {bound.spec.type.value}: use {other}(), not {verb}()"
-            error = CallError(ErrorCode.VALIDATION_ERROR, wrong)
+            right_verb = "subscribe" if verb == "execute" else "execute"
+            message = f"{operation_id} is a {bound.spec.type.value}: use {right_verb}(), not {verb}()"
+            error = CallError(ErrorCode.VALIDATION_ERROR, message)
         for listener in tuple(self._rejected):
             listener(operation_id, self._context if context is None else context, error)
         return error

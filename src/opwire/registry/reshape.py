@@ -335,20 +335,20 @@ class ResultStore:
         self._texts: OrderedDict[str, tuple[str | None, str]] = OrderedDict()
         self._size = 0
 
-    def shortened(self, data: Any, most: int, context: Context) -> Any:
+    def shortened(self, data: Any, max_chars: int, context: Context) -> Any:
         """Return the data, or its beginning if it has more than `most` characters of JSON."""
         encoded = data if isinstance(data, str) else msgspec.json.encode(data)
-        if len(encoded) <= most:  # a text has at most as many characters as bytes
+        if len(encoded) <= max_chars:  # a text has at most as many characters as bytes
             return data
         text = encoded if isinstance(encoded, str) else encoded.decode()
-        if len(text) <= most:
+        if len(text) <= max_chars:
             return data
         key = uuid4().hex
         self._texts[key] = (context.identity and context.identity.id, text)
         self._size += len(text)
         while len(self._texts) > _MAX_STORED_RESULTS or (self._size > _MAX_STORED_CHARACTERS and len(self._texts) > 1):
             self._size -= len(self._texts.popitem(last=False)[1][1])
-        return _page(text, key, 0, most)
+        return _page(text, key, 0, max_chars)
 
     def more(self, result: str, context: Context, start: int = 0, length: int = 10_000) -> dict[str, Any]:
         """Return the next characters of a shortened result: pass what it has in `next`."""

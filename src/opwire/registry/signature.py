@@ -160,8 +160,8 @@ def read_signature(
     parameters = list(_signature(function).parameters.values())
     contexts = [parameter for parameter in parameters if _is_context(hints.get(parameter.name))]
     if len(contexts) > 1:
-        both = " and ".join(parameter.name for parameter in contexts)
-        raise RegistrationError(f"{name}: only one parameter can receive the context, not {both}")
+        context_names = " and ".join(parameter.name for parameter in contexts)
+        raise RegistrationError(f"{name}: only one parameter can receive the context, not {context_names}")
     dependencies = [dependency for parameter in parameters if (dependency := _dependency(parameter, hints)) is not None]
     resumable = streams and _takes_cursor(parameters, hints, name)
     filled_names = {dependency.name for dependency in dependencies}
@@ -201,8 +201,12 @@ def is_method(function: Callable[..., Any]) -> bool:
     name: str = getattr(function, "__qualname__", "")
     if "." not in name.rpartition("<locals>.")[2] or inspect.ismethod(function):
         return False
-    first = next(iter(_signature(function).parameters.values()), None)
-    return first is not None and first.name == "self" and first.annotation is _Parameter.empty
+    first_parameter = next(iter(_signature(function).parameters.values()), None)
+    return (
+        first_parameter is not None
+        and first_parameter.name == "self"
+        and first_parameter.annotation is _Parameter.empty
+    )
 
 
 def describe_function(
@@ -319,14 +323,14 @@ def _converter(
 ) -> Callable[[Any], Any]:
     """Return the conversion of an input. `**extra` gets no property with one of the `names`, such as `context`."""
     convert = converter(arguments)
-    extra = [parameter.name for parameter in inputs if parameter.kind is _Parameter.VAR_KEYWORD]
-    if not extra:
+    extra_names = [parameter.name for parameter in inputs if parameter.kind is _Parameter.VAR_KEYWORD]
+    if not extra_names:
         return convert
-    convert_extra = converter(hints.get(extra[0], Any))
+    convert_extra = converter(hints.get(extra_names[0], Any))
 
     def convert_all(input: dict[str, Any]) -> dict[str, Any]:
-        others = {name: convert_extra(value) for name, value in input.items() if name not in names}
-        return {**convert(input), **others}
+        extra_arguments = {name: convert_extra(value) for name, value in input.items() if name not in names}
+        return {**convert(input), **extra_arguments}
 
     return convert_all
 
@@ -342,10 +346,14 @@ def _dependency(parameter: inspect.Parameter, hints: dict[str, Any]) -> Dependen
     provider_hints = _hints(provider, label)
     arguments = _signature(provider).parameters.values()
     required = [argument for argument in arguments if argument.default is _Parameter.empty]
-    others = [argument.name for argument in required if not _is_context(provider_hints.get(argument.name))]
-    if others or parameter.kind is _Parameter.POSITIONAL_ONLY:
-        wrong = f"{label} has the parameter {others[0]!r}" if others else f"{parameter.name!r} is positional-only"
-        raise RegistrationError(f"Depends: {wrong}; a provider takes nothing, or a parameter annotated Context")
+    unfilled_names = [argument.name for argument in required if not _is_context(provider_hints.get(argument.name))]
+    if unfilled_names or parameter.kind is _Parameter.POSITIONAL_ONLY:
+        problem = (
+            f"{label} has the parameter {unfilled_names[0]!r}"
+            if unfilled_names
+            else f"{parameter.name!r} is positional-only"
+        )
+        raise RegistrationError(f"Depends: {problem}; a provider takes nothing, or a parameter annotated Context")
     return Dependency(parameter.name, provider, required[0].name if required else None)
 
 
@@ -532,8 +540,8 @@ def _items(lines: list[str], pattern: re.Pattern[str]) -> Iterator[tuple[str, st
         heading = pattern.fullmatch(lines[row].strip()) if _indent(lines[row]) == indent else None
         end = _end_of_block(lines, row + 1, indent)
         if heading is not None and lines[row].strip():
-            first = heading[2] if pattern.groups > 1 else ""
-            text = _joined([first, *lines[row + 1 : end]])
+            first_line = heading[2] if pattern.groups > 1 else ""
+            text = _joined([first_line, *lines[row + 1 : end]])
             for name in heading[1].split(","):
                 if text:
                     yield name.strip().lstrip("*"), text

@@ -208,8 +208,8 @@ class ViewRules:
             if not matcher.matches(spec):
                 continue
             if "*" in key:
-                before, _, after = key.partition("*")
-                return to.replace("*", spec.id[len(before) : len(spec.id) - len(after)])
+                prefix, _, suffix = key.partition("*")
+                return to.replace("*", spec.id[len(prefix) : len(spec.id) - len(suffix)])
             if key == spec.id:
                 return to if "." in to else f"{spec.namespace}.{to}"
             if key == spec.namespace:

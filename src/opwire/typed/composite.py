@@ -182,9 +182,9 @@ class UnionNode(Node):
         tagged = _tagged(members)
         # Native if the JSON type alone decides, so that msgspec cannot prefer another member.
         self.native = all(
-            one.kinds.isdisjoint(other.kinds)
-            or {one.identity, other.identity} == {frozenset({int}), frozenset({float})}
-            for one, other in combinations([member for member in members if member not in tagged[1:]], 2)
+            member.kinds.isdisjoint(other_member.kinds)
+            or {member.identity, other_member.identity} == {frozenset({int}), frozenset({float})}
+            for member, other_member in combinations([member for member in members if member not in tagged[1:]], 2)
         )
 
     def _candidates(self, value: Any) -> list[Node]:
@@ -201,8 +201,8 @@ class UnionNode(Node):
     def native_parts(self) -> Iterable[Node]:
         # Inside a union msgspec requires the tag, so it does not matter that it is optional elsewhere.
         tagged = _tagged(self.members)
-        others = [member for member in self.members if member not in tagged]
-        return [*others, *(part for member in tagged for part in member.parts())]
+        untagged = [member for member in self.members if member not in tagged]
+        return [*untagged, *(part for member in tagged for part in member.parts())]
 
     @cached_property
     def discriminator(self) -> Discriminator | None:

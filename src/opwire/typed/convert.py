@@ -59,13 +59,13 @@ def identity_kinds(hint: Any) -> frozenset[type] | None:
 def _prepare(hint: Any) -> Callable[[Any], Any]:
     root = from_hint(hint)
     # Let msgspec convert the largest subtrees that it handles with the same results.
-    seen: set[int] = set()
+    seen_node_ids: set[int] = set()
     stack = [root]
     while stack:
         node = stack.pop()
-        if id(node) in seen or isinstance(node, ScalarNode):
+        if id(node) in seen_node_ids or isinstance(node, ScalarNode):
             continue
-        seen.add(id(node))
+        seen_node_ids.add(id(node))
         fast = _by_msgspec(node) if all(part.native for part in reachable(node, native=True)) else None
         if fast is None:
             stack.extend(node.parts())
@@ -113,14 +113,14 @@ def json_schema_of(hint: Any, *, where: str = "") -> SchemaDict:
     root = from_hint(hint, where)
     definitions = Definitions(root)
     schema = definitions.of(root)
-    seen = {""}
+    checked_names = {""}
     # Inline a reference, unless a keyword beside it could get lost among those of its target.
-    while schema.keys() <= {"$ref", *_ANNOTATION_KEYWORDS} and schema.get("$ref", "") not in seen:
+    while schema.keys() <= {"$ref", *_ANNOTATION_KEYWORDS} and schema.get("$ref", "") not in checked_names:
         ref = schema.pop("$ref")
-        seen.add(ref)
+        checked_names.add(ref)
         schema = definitions.bodies[ref.removeprefix(_REF_PREFIX)] | schema
-    used = _used(schema, definitions.bodies)
-    return {**schema, **({"$defs": used} if used else {})}
+    used_definitions = _used(schema, definitions.bodies)
+    return {**schema, **({"$defs": used_definitions} if used_definitions else {})}
 
 
 class Definitions:

@@ -44,9 +44,9 @@ def yield_type_of(return_hint: Any, *, where: str = "") -> Any:
     raise hint_error(where, f"{describe(return_hint)} does not say what is yielded", "write e.g. AsyncIterator[int]")
 
 
-def hint_error(where: str, what: str, advice: str) -> HintError:
+def hint_error(where: str, problem: str, advice: str) -> HintError:
     """Return the error of an invalid hint: where it is, what is wrong, what to do."""
-    return HintError(f"{f'{where}: ' if where else ''}{what}; {advice}")
+    return HintError(f"{f'{where}: ' if where else ''}{problem}; {advice}")
 
 
 def describe(hint: Any) -> str:
@@ -127,8 +127,8 @@ def substitute(hint: Any, scope: dict[Any, Any], where: str = "") -> Any:
     try:
         return hint[tuple(scope.get(parameter, parameter) for parameter in parameters)]
     except TypeError as error:  # Python's own rules: the members of a union must be hashable, arguments be types
-        what = f"{describe(hint)} cannot be given its type parameters: {error}"
-        raise hint_error(where, what, "change them") from None
+        problem = f"{describe(hint)} cannot be given its type parameters: {error}"
+        raise hint_error(where, problem, "change them") from None
 
 
 def alias_value(hint: Any) -> Any:

@@ -170,8 +170,8 @@ def _words_of(metadata: Any) -> dict[str, Any]:
         words = {word: getattr(metadata, word) for word in _CONSTRAINT_WORDS}
     elif is_pydantic_field(metadata):
         words = {word: getattr(metadata, word) for word in _DOCUMENTATION_WORDS}
-        extra = metadata.json_schema_extra
-        words["extra_json_schema"] = cast("SchemaDict", extra) if isinstance(extra, dict) else None
+        schema_extra = metadata.json_schema_extra
+        words["extra_json_schema"] = cast("SchemaDict", schema_extra) if isinstance(schema_extra, dict) else None
     elif type(metadata).__module__.partition(".")[0] in ("annotated_types", "pydantic"):
         words = {word: getattr(metadata, word, None) for word in (*_BOUNDS, *_LENGTHS, "multiple_of", "pattern")}
     else:
@@ -328,7 +328,7 @@ class _HintParser:
         if type(origin).__name__ != "TypeAliasType":
             return None
         return self._once(
-            hint, lambda: AliasNode(hint, self._name(hint)), lambda it: it.aim(self.node(alias_value(hint)))
+            hint, lambda: AliasNode(hint, self._name(hint)), lambda alias: alias.aim(self.node(alias_value(hint)))
         )
 
     def array(self, hint: Any, origin: Any, args: tuple[Any, ...]) -> Node | None:
@@ -411,12 +411,12 @@ class _HintParser:
         args = ", ".join(describe(argument) for argument in get_args(hint))
         return f"{name}[{args}]" if args else name
 
-    def _refuse(self, what: str, advice: str) -> HintError:
+    def _refuse(self, problem: str, advice: str) -> HintError:
         if not self._inside:
-            return hint_error(self._where, what, advice)
+            return hint_error(self._where, problem, advice)
         cls, name = self._inside[-1]
         field = f"field {name!r} of {describe(cls)}"
-        return hint_error(f"{self._where}, {field}" if self._where else field, what, advice)
+        return hint_error(f"{self._where}, {field}" if self._where else field, problem, advice)
 
 
 _HINT_RULES = (

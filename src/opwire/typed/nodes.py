@@ -70,10 +70,10 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def expected(what: str, value: Any) -> Misfit:
+def expected(expectation: str, value: Any) -> Misfit:
     """Return the misfit of a value of an invalid JSON type."""
     kind = kind_of(value)
-    return Misfit(f"expected {what}, got {_ARTICLES.get(kind, f'a {kind}')}")
+    return Misfit(f"expected {expectation}, got {_ARTICLES.get(kind, f'a {kind}')}")
 
 
 def array_items(value: Any) -> Sequence[Any]:
@@ -161,12 +161,12 @@ class Node(ABC):
 
 def reachable(root: Node, *, native: bool = False) -> Iterable[Node]:
     """Yield the node and everything under it, each once, in the order of the hint; `native` follows `native_parts`."""
-    seen: set[int] = set()
+    seen_node_ids: set[int] = set()
     stack = [root]
     while stack:
         node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
+        if id(node) not in seen_node_ids:
+            seen_node_ids.add(id(node))
             yield node
             stack.extend(reversed(list(node.native_parts() if native else node.parts())))
 
@@ -321,11 +321,11 @@ def _number(value: Any) -> float:
     raise expected("a number", value)
 
 
-def _instance_of(type_: type, what: str) -> Callable[[Any], Any]:
+def _instance_of(type_: type, expectation: str) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if isinstance(value, type_):
             return value
-        raise expected(what, value)
+        raise expected(expectation, value)
 
     return read
 
@@ -351,7 +351,7 @@ def _integer_key(value: Any) -> int:
         raise Misfit("the key has too many digits") from None
 
 
-def _text(type_: Any, what: str, **schema: str) -> ScalarNode:
+def _text(type_: Any, expectation: str, **schema: str) -> ScalarNode:
     """Return the node of a type that msgspec parses from text; not native if a pattern is stricter than msgspec."""
     pattern = schema.get("pattern", "")
 
@@ -359,13 +359,13 @@ def _text(type_: Any, what: str, **schema: str) -> ScalarNode:
         if isinstance(value, type_):
             return value
         if not isinstance(value, str):
-            raise expected(f"{what} as a string", value)
+            raise expected(f"{expectation} as a string", value)
         try:
             if not pattern or re.search(pattern, value):
                 return msgspec.convert(value, type_)
         except (msgspec.ValidationError, OverflowError):
             pass
-        raise Misfit(f"is not {what}")
+        raise Misfit(f"is not {expectation}")
 
     return ScalarNode(type_, _STRING_KINDS, {"type": "string", **schema}, read, name=type_.__name__, native=not pattern)
 

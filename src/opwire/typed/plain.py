@@ -162,11 +162,11 @@ def _descend(group: list[Any], has_dicts: bool, inside: dict[tuple[bool, int], l
         pattern = row[:1] if len(set(row)) == 1 else row  # one item is repeated in a third of the time
         if types != pattern * (total // len(pattern)):
             width = len(row)
-            columns = [(set(types[i::width]), children[i::width]) for i in range(width)]
+            columns = [(set(types[index::width]), children[index::width]) for index in range(width)]
         elif pattern is not row:
             columns = [({row[0]}, children)]
         else:
-            columns = [({kind}, children[i::width]) for i, kind in enumerate(row) if kind not in SCALARS]
+            columns = [({kind}, children[index::width]) for index, kind in enumerate(row) if kind not in SCALARS]
     for kinds, column in columns:
         if kinds <= SCALARS:
             continue

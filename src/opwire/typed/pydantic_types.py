@@ -84,10 +84,10 @@ class PydanticNode(Node):
         try:
             return self._decode(value)
         except Misfit:
-            whole = _whole_numbers(value)
-            if whole is value:
+            whole_numbers = _whole_numbers(value)
+            if whole_numbers is value:
                 raise
-            return self._decode(whole)
+            return self._decode(whole_numbers)
 
     def _decode(self, value: Any) -> Any:
         import json  # pydantic has imported it: 3 ms of `import opwire` otherwise
@@ -97,9 +97,9 @@ class PydanticNode(Node):
         try:
             return self._adapter.validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            misfit = Misfit(first["msg"])
-            misfit.steps = list(reversed(first["loc"]))
+            first_error = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            misfit = Misfit(first_error["msg"])
+            misfit.steps = list(reversed(first_error["loc"]))
             raise misfit from None
         except TypeError:
             raise Misfit("is not plain JSON data") from None

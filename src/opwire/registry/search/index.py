@@ -189,9 +189,9 @@ class SearchIndex:
         """Return how well operations match a concept, by their ids."""
         matches: dict[str, float] = {}
         for stems, alternative_weight in concept.alternatives.items():
-            rarest, *others = sorted((self._postings[stem] for stem in stems), key=len)
+            rarest, *other_postings = sorted((self._postings[stem] for stem in stems), key=len)
             for id, stem_weight in rarest.items():
-                match = alternative_weight * min([stem_weight, *(posting.get(id, 0) for posting in others)])
+                match = alternative_weight * min([stem_weight, *(posting.get(id, 0) for posting in other_postings)])
                 if match > matches.get(id, 0):
                     matches[id] = match
         return matches
@@ -220,12 +220,12 @@ class SearchIndex:
         """Return the share of the name or of the title that a request has, whichever is more; rare words count more."""
         coverage = 0.0
         for stems in operation.headings:
-            whole = covered = 0.0
+            total_rarity = covered = 0.0
             for stem in stems:
                 rarity = self._rarities.get(stem) or self._stem_rarity(stem)
-                whole += rarity
+                total_rarity += rarity
                 covered += rarity * request.stem_weights.get(stem, 0)
-            coverage = max(coverage, covered / whole)
+            coverage = max(coverage, covered / total_rarity)
         return coverage
 
 

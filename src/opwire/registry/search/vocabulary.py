@@ -40,7 +40,7 @@ def load_vocabulary() -> Vocabulary:
         changing_verbs=frozenset(stems_of(tables["changing_verbs"].split())),
         reading_verbs=frozenset(stems_of(tables["reading_verbs"].split())),
         removing_verbs=frozenset(stems_of(tables["removing_verbs"].split())),
-        synonyms={word: frozenset(others) for word, others in synonyms.items()},
+        synonyms={word: frozenset(group) for word, group in synonyms.items()},
         meanings={
             stems_of(phrase.split()): [stems_of(meaning.split()) for meaning in meanings]
             for phrase, meanings in tables["meanings"].items()
