@@ -49,11 +49,11 @@ class RequestGuard:
     image: browsers send `Origin`, `Sec-Fetch-Site` or `Referer`.
 
     `max_body` and `max_headers` are in bytes. What takes longest to parse in a body is limited (`check_density`). The
-    bodies of open requests with more than 64 KiB may take 256 MiB, or four
-    times `max_body`. `max_requests` bounds concurrent requests, open streams included, and `body_timeout` is the
-    timeout for receiving a body, in seconds. With `authenticate`, all requests without a token share half of
-    `max_requests` and of the memory for bodies, one identity gets at most half, and tokens that were not seen before
-    are checked in a quarter of `max_requests`, so that they cannot lock each other out.
+    bodies of open requests with more than 64 KiB may take 256 MiB, or four times `max_body`. `max_requests` bounds
+    concurrent requests, open streams included, and `body_timeout` is the timeout for receiving a body, in seconds. With
+    `authenticate`, all requests without a token share half of `max_requests` and of the memory for bodies, one identity
+    gets at most half, and tokens that were not seen before are checked in a quarter of `max_requests`, so that they
+    cannot lock each other out.
 
     The access log gets a line for each request to the surface "http". On others a request may be less or more than a
     call: they log calls themselves, and the guard only the requests that it or the app rejects.

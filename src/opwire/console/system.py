@@ -28,7 +28,7 @@ MAX_SHOWN_TIMINGS = 1_000
 """Operations with timings in one response: those with the most calls."""
 
 MAX_TASKS = 200
-"""Buried tasks in one response."""
+"""Dead letters in one response."""
 
 MAX_PENDING = 50
 """Tasks that wait or run in one response, the oldest of each operation; in NATS each of them takes two requests."""

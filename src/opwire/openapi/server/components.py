@@ -299,9 +299,9 @@ def _published(schema: dict[str, Any]) -> dict[str, Any]:
     if "array" in types:
         # Linters require `items`, even of a tuple. Where its length is limited they have no effect, and generators that
         # do not know tuples create the right union; hey-api would append any other type to the tuple.
-        first = as_list(published.get("prefixItems"))
-        is_closed = len(first) > 1 and published.get("maxItems", inf) <= len(first)
-        published.setdefault("items", {"anyOf": first} if is_closed else {})
+        tuple_items = as_list(published.get("prefixItems"))
+        is_closed = len(tuple_items) > 1 and published.get("maxItems", inf) <= len(tuple_items)
+        published.setdefault("items", {"anyOf": tuple_items} if is_closed else {})
     return published
 
 

@@ -109,8 +109,8 @@ def summary_of(spec: OperationSpec) -> str:
     """Return the title of an operation; else the first sentence of its description, or its id."""
     if spec.title:
         return spec.title
-    first = " ".join(spec.description.strip().partition("\n\n")[0].split())
-    sentence = first.partition(". ")[0].removesuffix(".")
+    paragraph = " ".join(spec.description.strip().partition("\n\n")[0].split())
+    sentence = paragraph.partition(". ")[0].removesuffix(".")
     if len(sentence) > MAX_SUMMARY:
         sentence = sentence[:MAX_SUMMARY].rpartition(" ")[0] + "…"
     return sentence or spec.id
