@@ -54,7 +54,7 @@ class ProbeSchedule:
                 next_check = min(next_check, now + _interval(now - call.sent_at))
 
         heard_at = self._calls.servers_heard  # a message is as good as a probe
-        last = {
+        last_at = {
             target: max(self._probed_at.get(target, -inf), heard_at.get(target[0], -inf)) for target in latest_calls
         }
         shortest_interval = len(latest_calls) * _SECONDS_PER_SERVER
@@ -62,14 +62,14 @@ class ProbeSchedule:
         def due_at(target: _Target) -> float:
             # The interval is that for the age of the call at its beginning: the one for the present age, which grows
             # meanwhile, would end after the check at its end, and take twice as long.
-            return last[target] + max(_interval(last[target] - latest_calls[target].sent_at), shortest_interval)
+            return last_at[target] + max(_interval(last_at[target] - latest_calls[target].sent_at), shortest_interval)
 
-        targets = sorted((target for target in latest_calls if due_at(target) <= now), key=last.__getitem__)
+        targets = sorted((target for target in latest_calls if due_at(target) <= now), key=last_at.__getitem__)
         calls_to_probe = [latest_calls[target] for target in targets[:MAX_PROBES_AT_ONCE]]
-        last.update(dict.fromkeys(targets[:MAX_PROBES_AT_ONCE], now))
+        last_at.update(dict.fromkeys(targets[:MAX_PROBES_AT_ONCE], now))
         for call in calls_to_probe:
             call.probed_at = 0.0 if call.server else now
-        self._probed_at = last
+        self._probed_at = last_at
         self._calls.servers_heard = {server: heard_at[server] for server, _ in latest_calls if server in heard_at}
         self._next_check = min(next_check, *map(due_at, latest_calls), inf)
         return calls_to_probe

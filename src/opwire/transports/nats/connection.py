@@ -293,9 +293,9 @@ class NatsConnection:
         """Connect and wait for INFO; start TLS where either side requires it."""
         server, loop = self.server, asyncio.get_running_loop()
         name = server.tls_name or server.host
-        first = (security.context, name) if security.tls_first else (None, None)
+        tls_context, tls_name = (security.context, name) if security.tls_first else (None, None)
         transport, _ = await loop.create_connection(
-            lambda: self.link, server.host, server.port, ssl=first[0], server_hostname=first[1]
+            lambda: self.link, server.host, server.port, ssl=tls_context, server_hostname=tls_name
         )
         await self._greeting
         info = self.info

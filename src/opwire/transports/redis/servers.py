@@ -107,8 +107,8 @@ class ElectedPrimary(RedisServers, ABC):
             await asyncio.wait(lookups)
         if not elections:
             raise CallError(ErrorCode.UNAVAILABLE, "; ".join(failures))
-        latest = max(elections)
-        return replace(self.primary_options, host=latest.host, port=latest.port)
+        latest_election = max(elections)
+        return replace(self.primary_options, host=latest_election.host, port=latest_election.port)
 
     async def _ask(self, server: Target) -> Election | str:
         """Return the election that a server knows, or why it does not answer."""

@@ -187,28 +187,21 @@ class WebSocketTransport:
         answer = await self._open().ask(Who)
         return answer.peers if isinstance(answer, Here) else []
 
-    def request(self, event: CallRequested) -> None:
-        """Send a request to one of the servers of its operation."""
-        session = self._session
-        if session is None or not self.connected or session.leaving or not session.welcome or self._sessions_by_call:
-            self.send(event, None)
-        else:  # nearly always: `send` without the calls
-            session.request(event, None)
+    def request(self, event: CallRequested, to: Address | None = None) -> None:
+        """Send a request to one of the servers of its operation, or to a certain one."""
+        self._sessions_by_call.pop(event.request_id, None)  # it was not started in a former session
+        session = self._open()
+        if session.leaving or not self.connected:
+            raise self._unavailable()
+        session.request(event, to)
 
     def send(self, event: CallEvent, to: Address | None) -> None:
         """Send an event to a peer, or to the server that has the request."""
-        if self._sessions_by_call and (former_session := self._sessions_by_call.get(event.request_id)) is not None:
-            if type(event) is not CallRequested:
-                former_session.send(event, to)
-                return
-            del self._sessions_by_call[event.request_id]  # it was not started there
-        session = self._open()
-        if type(event) is not CallRequested:
-            session.send(event, to)
-        elif session.leaving or not self.connected:
-            raise self._unavailable()
+        if isinstance(event, CallRequested):
+            self.request(event, to)
         else:
-            session.request(event, to)
+            session = self._sessions_by_call.get(event.request_id) or self._open()
+            session.send(event, to)
 
     async def close(self) -> None:
         """Disconnect: the server stops routing to this peer, and informs the peers that share calls with it."""

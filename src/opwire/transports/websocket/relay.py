@@ -56,7 +56,7 @@ MARGIN = MAX_IDENTITY + 256  # bytes that a relay header adds to a message
 _PEER_FIELD, _UNMATCHED_FIELD = b',"peer":"', b',"unmatched":true'
 _MAX_HEADER_BYTES = 128  # that are searched for it; a longer one is decoded
 _UNMATCHED_KB_PER_SECOND, _UNMATCHED_KB_AT_ONCE = 100.0, 2_000  # of a peer
-_BULK = (RespondedHead, ProgressHead)  # they have no reserved room, like requests
+_BULK_HEADS = (RespondedHead, ProgressHead)  # they have no reserved room, like requests
 _MAX_CONTROL_BYTES = 1024  # larger events have no reserved room
 
 # --- headers ----------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def read_origin(message: bytes) -> tuple[Address, bool]:
     begin = message.rfind(_PEER_FIELD, -_MAX_HEADER_BYTES)
     if begin >= 0 and (peer := _named_peer(message[begin:])) is not None:
         return peer, message.endswith(_UNMATCHED_FIELD, 0, begin)
-    if message.rfind(b'"peer"') < 0:  # not `in`, which first tries the bytes as a number: 0.1 µs
+    if b'"peer"' not in message:
         return SERVER, False
     head = read_head(message)
     return head.peer or SERVER, head.unmatched
@@ -341,7 +341,7 @@ class Relay:
         if route.to == SERVER:
             self._deliver(sender, message, head, ANONYMOUS)
             return
-        control = type(head) not in _BULK and len(message) <= _MAX_CONTROL_BYTES
+        control = type(head) not in _BULK_HEADS and len(message) <= _MAX_CONTROL_BYTES
         serves = route.call is not None and route.to == route.call.server
         self.peers[route.to].send(message, control=control, caller=sender.address if serves else None)
 

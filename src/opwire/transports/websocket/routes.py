@@ -138,10 +138,7 @@ def read_head(message: bytes) -> EventHead:
         CallError: PROTOCOL_ERROR, if the message is not an event of a call.
     """
     try:
-        try:
-            return decode_head(message)
-        except (ValueError, RecursionError):  # tried first without `read_outline`: 0.1 µs
-            return read_outline(_decoder, message)
+        return read_outline(_decoder, message)
     except ValueError as error:
         raise CallError(ErrorCode.PROTOCOL_ERROR, f"not an event of a call: {one_line(str(error))}") from error
 
@@ -218,10 +215,10 @@ class _OperationServers:
     def remove(self, address: Address) -> None:
         """Remove a server by moving the last one to its index."""
         self._changed()
-        index, last = self._indices.pop(address), self.addresses.pop()
-        if last != address:
-            self.addresses[index] = last
-            self._indices[last] = index
+        index, last_address = self._indices.pop(address), self.addresses.pop()
+        if last_address != address:
+            self.addresses[index] = last_address
+            self._indices[last_address] = index
 
     def next(self) -> Address:
         """Return the next server in turn."""
@@ -549,8 +546,7 @@ class Routes:
             if self.open_call(to, head.request_id) is not None:
                 return self._drop("foreign")
             return EventRoute(to, None)
-        is_answer = kind is RespondedHead and head.seq is None and not call.streams  # nearly always
-        if is_answer or head.ends_call(streams=call.streams):
+        if head.ends_call(streams=call.streams):
             self.end(call)
         elif not head.from_caller:
             call.grants += 1  # an item or a question, after which its caller may send another event

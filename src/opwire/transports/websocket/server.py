@@ -282,7 +282,7 @@ class WebSocketServer:
         waits_for = None if call is None else call.server
         if waits_for is not None and waits_for != SERVER and kind in _RESPONSES:
             raise CallError(ErrorCode.UNAVAILABLE, f"{peer.address} waits for the answer of another peer")
-        message = encode_event(event, limit=limit if limit < peer.max_message else peer.max_message)
+        message = encode_event(event, limit=min(limit, peer.max_message))
         if isinstance(event, CallRequested):
             self._send_request(peer, event, message)
             return
