@@ -106,3 +106,13 @@ async def test_a_caller_that_is_cancelled_leaves_nothing_behind() -> None:
     submission.waiters.fail(CallError(ErrorCode.UNAVAILABLE, "the connection was lost"))
     await asyncio.sleep(0)
     assert (submission.task.cancelled(), len(submission.waiters)) == (True, 0)
+
+
+async def test_an_error_of_the_journal_does_not_reach_a_caller_that_was_just_cancelled() -> None:
+    submission = Submission(60)
+    submission.stored.set_result(None)
+    await asyncio.sleep(0.01)
+    submission.task.cancel()
+    submission.waiters.fail(CallError(ErrorCode.UNAVAILABLE, "the connection was lost"))
+    await asyncio.wait([submission.task])
+    assert (submission.task.cancelled(), len(submission.waiters)) == (True, 0)

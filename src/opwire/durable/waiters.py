@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from opwire.durable.journal import Outcome
 from opwire.errors import CallError
 from opwire.runtime.deadlines import Deadlines
-from opwire.runtime.tasks import reject, resolve
+from opwire.runtime.tasks import resolve
 
 RECHECK_SECONDS = 5.0
 """Time between two lookups of an awaited outcome, in an engine that may lose notifications."""
@@ -54,8 +54,9 @@ class OutcomeWaiter:
 
     def fail(self, error: CallError) -> None:
         """Raise an error in the caller."""
-        reject(self._future, error)
-        self._future.exception()  # retrieved, even if the caller has stopped waiting
+        if not self._future.done():
+            self._future.set_exception(error)
+            self._future.exception()  # retrieved, even if the caller never awaits it
 
 
 class OutcomeWaiters:
