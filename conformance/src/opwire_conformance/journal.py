@@ -39,8 +39,8 @@ async def an_outcome_is_kept_as_it_was_recorded(harness: JournalHarness) -> None
     expect(await other.outcome(claim.task.key) is None, "there is an outcome before one was recorded")
     outcome = harness.outcome(claim, bytes(range(256)), age=5)
     expect(await journal.record(claim, outcome) == outcome, "the outcome that stands is not the one that was recorded")
-    kept = await other.outcome(claim.task.key)
-    expect(kept == outcome, f"recorded {outcome}, kept {kept}")
+    recorded_outcome = await other.outcome(claim.task.key)
+    expect(recorded_outcome == outcome, f"recorded {outcome}, kept {recorded_outcome}")
     returned = await other.submit(claim.task)
     expect(returned == outcome, f"submitting the task again returned {returned}")
     await harness.nothing(other)
@@ -61,23 +61,23 @@ async def the_first_outcome_stands(harness: JournalHarness) -> None:
 async def outcomes_that_are_recorded_together_end_their_own_tasks(harness: JournalHarness) -> None:
     """Record many outcomes in one turn of the event loop; one of the tasks has ended before, and one is gone."""
     worker, other = await harness.end(), await harness.end()
-    ended = await harness.submitted(worker, "ended")
-    gone = await harness.submitted(worker, "gone")
-    stands = harness.outcome(ended, b"first")
-    expect(await worker.record(ended, stands) == stands, "the outcome was not recorded")
-    await worker.record(gone, harness.outcome(gone))
-    expect(await other.purge(gone.task.key), "a task that has ended was not purged")
-    claims = [await harness.submitted(worker, f"{each}", f"do{each % 2}") for each in range(_AT_ONCE)]
+    ended_claim = await harness.submitted(worker, "ended")
+    purged_claim = await harness.submitted(worker, "gone")
+    stands = harness.outcome(ended_claim, b"first")
+    expect(await worker.record(ended_claim, stands) == stands, "the outcome was not recorded")
+    await worker.record(purged_claim, harness.outcome(purged_claim))
+    expect(await other.purge(purged_claim.task.key), "a task that has ended was not purged")
+    claims = [await harness.submitted(worker, f"{number}", f"do{number % 2}") for number in range(_AT_ONCE)]
     outcomes = [harness.outcome(claim, claim.task.key.encode()) for claim in claims]
     returned = await asyncio.gather(
-        worker.record(ended, harness.outcome(ended, b"second")),
+        worker.record(ended_claim, harness.outcome(ended_claim, b"second")),
         *map(worker.record, claims, outcomes),
-        worker.record(gone, harness.outcome(gone)),
+        worker.record(purged_claim, harness.outcome(purged_claim)),
     )
     expect(returned == [stands, *outcomes, None], f"{[stands, *outcomes, None]} were returned as {returned}")
     for outcome in (stands, *outcomes):
-        kept = await other.outcome(outcome.key)
-        expect(kept == outcome, f"recorded {outcome}, kept {kept}")
+        recorded_outcome = await other.outcome(outcome.key)
+        expect(recorded_outcome == outcome, f"recorded {outcome}, kept {recorded_outcome}")
     for operation in ("do", "do0", "do1"):
         expect(await other.pending(harness.id(operation)) == [], f"a task of {operation} has not ended")
 
@@ -178,8 +178,8 @@ async def a_task_that_has_begun_is_not_cancelled(harness: JournalHarness) -> Non
     expect(await other.outcome(claim.task.key) is None, "a claimed task has the outcome of an attempt to cancel it")
     outcome = harness.outcome(claim)
     await worker.record(claim, outcome)
-    kept = await other.cancel(_cancelled(harness, "claimed"))
-    expect(kept == outcome, f"an ended task was cancelled: {kept}")
+    was_cancelled = await other.cancel(_cancelled(harness, "claimed"))
+    expect(was_cancelled == outcome, f"an ended task was cancelled: {was_cancelled}")
     await other.submit(harness.task("lost"))
     await harness.claim(worker, lease=SHORT)
     await asyncio.sleep(2 * SHORT)
@@ -196,7 +196,7 @@ async def a_task_that_has_begun_is_not_cancelled(harness: JournalHarness) -> Non
 
 async def _listed(harness: JournalHarness, journal: Journal, key: str) -> None:
     while True:
-        if any(each.key == key for each in await journal.pending(harness.id())):
+        if any(task.key == key for task in await journal.pending(harness.id())):
             return
         await asyncio.sleep(0.01)
 
@@ -237,7 +237,7 @@ async def a_dead_letter_can_be_replayed(harness: JournalHarness) -> None:
     expect(not await other.replay(dead_letter.key), "a task was replayed twice")
     expect(await other.outcome(dead_letter.key) is None, "a replayed task still has its outcome")
     expect(
-        not [each async for each in other.dead_letters(harness.id())],
+        not [dead_letter async for dead_letter in other.dead_letters(harness.id())],
         "a replayed task is still listed as a dead letter",
     )
     claim = await harness.claim(other)
@@ -276,12 +276,13 @@ async def a_purged_key_can_be_used_again(harness: JournalHarness) -> None:
     key = claim.task.key
     expect(not await other.purge(key), "a task that has not ended was purged")
     await journal.record(claim, harness.outcome(claim))
-    for each in (dead_letter.key, key):
-        expect(await other.purge(each), "a task that has ended was not purged")
-        expect(not await other.purge(each), "a task was purged twice")
-        expect(await journal.outcome(each) is None, "a task that was purged has an outcome")
+    for purged_key in (dead_letter.key, key):
+        expect(await other.purge(purged_key), "a task that has ended was not purged")
+        expect(not await other.purge(purged_key), "a task was purged twice")
+        expect(await journal.outcome(purged_key) is None, "a task that was purged has an outcome")
     expect(
-        not [each async for each in other.dead_letters(harness.id())], "a purged task is still listed as a dead letter"
+        not [dead_letter async for dead_letter in other.dead_letters(harness.id())],
+        "a purged task is still listed as a dead letter",
     )
     expect(await journal.submit(harness.task("ended", fingerprint="f2")) is None, "a purged key is still known")
     expect((await harness.claim(other)).task.fingerprint == "f2", "a purged task came back")
@@ -291,8 +292,8 @@ async def everything_is_counted(harness: JournalHarness) -> None:
     """Count the tasks that are queued or claimed, and dead letters; ended ones are ignored."""
     journal = await harness.end()
     await _dead_letter(harness, journal, "dead")
-    ended, released = [await harness.submitted(journal, key) for key in ("ended", "released")]
-    await journal.record(ended, harness.outcome(ended))
+    ended_claim, released = [await harness.submitted(journal, key) for key in ("ended", "released")]
+    await journal.record(ended_claim, harness.outcome(ended_claim))
     await journal.release(released, LONG)
     await harness.submitted(journal, "claimed")
     for number in range(3):
@@ -310,15 +311,15 @@ async def what_waits_or_runs_is_listed(harness: JournalHarness) -> None:
     """List the tasks of an operation that wait or run, the oldest first; ended ones are left out."""
     journal, other = await harness.end(), await harness.end()
     await _dead_letter(harness, journal, "dead")
-    ended, released, claimed = [await harness.submitted(journal, key) for key in ("ended", "released", "claimed")]
-    await journal.record(ended, harness.outcome(ended))
+    ended_claim, released, claimed = [await harness.submitted(journal, key) for key in ("ended", "released", "claimed")]
+    await journal.record(ended_claim, harness.outcome(ended_claim))
     await journal.release(released, LONG, failed=True)
     waiting = harness.task("waiting")
     await journal.submit(waiting)
     await journal.submit(harness.task("elsewhere", operation="other"))
-    found = [(each.key, each.claimed, each.attempts) for each in await other.pending(harness.id())]
-    wanted = [(released.task.key, False, 1), (claimed.task.key, True, 1), (waiting.key, False, 0)]
-    expect(found == wanted, f"{wanted} wait or run, and {found} are listed")
+    listed_tasks = [(task.key, task.claimed, task.attempts) for task in await other.pending(harness.id())]
+    expected_tasks = [(released.task.key, False, 1), (claimed.task.key, True, 1), (waiting.key, False, 0)]
+    expect(listed_tasks == expected_tasks, f"{expected_tasks} wait or run, and {listed_tasks} are listed")
     (oldest,) = await other.pending(harness.id(), limit=1)
     expect(oldest.key == released.task.key, f"the oldest task is {oldest.key}")
     expect(oldest.submitted == released.task.submitted, "the time of submission of a task has changed")

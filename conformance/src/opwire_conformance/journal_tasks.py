@@ -74,10 +74,12 @@ class JournalHarness(Harness[Journal]):
         """Check that no task can be claimed."""
         end = time.monotonic() + wait
         while True:
-            left = max(0.0, end - time.monotonic())
-            claims = await soon("claim returns", journal.claim([self.id()], lease=LONG, wait=left, limit=9))
+            remaining_seconds = max(0.0, end - time.monotonic())
+            claims = await soon(
+                "claim returns", journal.claim([self.id()], lease=LONG, wait=remaining_seconds, limit=9)
+            )
             expect(not claims, f"{[claim.task.key for claim in claims]} could be claimed, and should not")
-            if not left:
+            if not remaining_seconds:
                 return
 
 
@@ -158,12 +160,12 @@ async def only_the_named_operations_are_claimed(harness: JournalHarness) -> None
         await journal.submit(harness.task(f"{operation} {time.monotonic_ns()}", operation))
     claims: list[Claim] = []
     while len(claims) < 3:
-        wanted = [harness.id("a"), harness.id("never"), harness.id("b")]
-        new = await soon("the tasks are claimed", journal.claim(wanted, lease=LONG, wait=1, limit=9))
+        claimable_ids = [harness.id("a"), harness.id("never"), harness.id("b")]
+        new = await soon("the tasks are claimed", journal.claim(claimable_ids, lease=LONG, wait=1, limit=9))
         expect(bool(new), f"only {len(claims)} tasks of 3 could be claimed")
         claims += new
-    found = sorted(claim.task.operation_id for claim in claims)
-    expect(found == [harness.id("a"), harness.id("a"), harness.id("b")], f"tasks of {found} were claimed")
+    claimed_ids = sorted(claim.task.operation_id for claim in claims)
+    expect(claimed_ids == [harness.id("a"), harness.id("a"), harness.id("b")], f"tasks of {claimed_ids} were claimed")
 
 
 async def a_claim_waits_for_a_task(harness: JournalHarness) -> None:
@@ -365,8 +367,8 @@ async def suspects_come_one_at_a_time(harness: JournalHarness) -> None:
     for number in range(3):
         await journal.submit(harness.task(f"{number}"))
     claimed = await _claim_all(harness, other, 7)
-    found = sorted(claim.task.key for claim in claimed if claim.suspect)
-    expect(found == sorted(lost), f"{sorted(lost)} were lost, and {found} were claimed as suspects")
+    suspect_keys = sorted(claim.task.key for claim in claimed if claim.suspect)
+    expect(suspect_keys == sorted(lost), f"{sorted(lost)} were lost, and {suspect_keys} were claimed as suspects")
 
 
 async def suspects_can_be_left_out(harness: JournalHarness) -> None:

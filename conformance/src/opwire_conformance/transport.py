@@ -73,9 +73,9 @@ async def same_request_ids_do_not_meet(harness: TransportHarness) -> None:
     await server.count(2)
     for event, sender in zip(server.events, server.senders, strict=True):
         expect(isinstance(event, CallRequested), f"a request arrived as {event}")
-        asked = getattr(event, "input", None)
-        server.transport.send(item("same", asked, 1), sender)
-        server.transport.send(item("same", asked, 2), sender)
+        call_input = getattr(event, "input", None)
+        server.transport.send(item("same", call_input, 1), sender)
+        server.transport.send(item("same", call_input, 2), sender)
     for number, caller in enumerate(callers):
         await caller.count(2)
         data = [event.output.data for event in caller.events if isinstance(event, CallResponded)]
@@ -188,8 +188,8 @@ async def a_closed_end_refuses(harness: TransportHarness) -> None:
     await refused("send on a closed end", late(caller.transport.send, credit, to_server))
     await server.transport.close()
     await refused("send on a closed end", late(server.transport.send, item(request_id, 1), to_caller))
-    ended = CallAborted, request_id  # a transport may report the end of the request that the caller had open
-    sent = [each for each in server.events[arrived:] if (type(each), each.request_id) != ended]
+    own_abort = CallAborted, request_id  # a transport may report the end of the request that the caller had open
+    sent = [event for event in server.events[arrived:] if (type(event), event.request_id) != own_abort]
     expect(not sent, "a closed end still sends")
     await refused("announce on a closed end", server.transport.announce([harness.id("talk")]))
 

@@ -99,7 +99,8 @@ async def an_error_arrives_whole(harness: TransportHarness) -> None:
     caller = await harness.caller()
     error = await _error("the call fails", caller.call(harness.id("fail")))
     arrived, expected = (
-        (each.code, each.message, each.details, each.retryable, each.retry_after) for each in (error, sent)
+        (call_error.code, call_error.message, call_error.details, call_error.retryable, call_error.retry_after)
+        for call_error in (error, sent)
     )
     expect(arrived == expected, f"{expected} arrived as {arrived}")
 
@@ -155,7 +156,7 @@ async def many_calls_at_once_are_not_mixed_up(harness: TransportHarness) -> None
 
     await harness.server(meet=meet)
     caller = await harness.caller()
-    calls = asyncio.gather(*(caller.call(harness.id("meet"), each) for each in range(number)))
+    calls = asyncio.gather(*(caller.call(harness.id("meet"), index) for index in range(number)))
     answers = await soon("all calls are answered", calls)
     expect([answer.data for answer in answers] == list(range(number)), "answers went to other calls")
 
@@ -166,7 +167,10 @@ async def items_arrive_in_order(harness: TransportHarness) -> None:
     caller = await harness.caller()
 
     async def follow(name: int) -> None:
-        data = [each.data async for each in caller.subscribe(harness.id("numbers"), {"name": name, "items": 200})]
+        data = [
+            stream_item.data
+            async for stream_item in caller.subscribe(harness.id("numbers"), {"name": name, "items": 200})
+        ]
         expected = [[name, number] for number in range(200)]
         expect(data == expected, f"subscription {name} gave {len(data)} items: {data[:5]}…")
 
@@ -187,8 +191,8 @@ async def a_slow_consumer_slows_its_producer(harness: TransportHarness) -> None:
     caller = await harness.caller(window=window)
     async with aclosing(caller.subscribe(harness.id("produce"))) as items:
         for consumed in range(1, 5 * window):
-            each = await soon("an item arrives", anext(items))
-            expect(each.data == consumed, f"item {consumed} was {each.data}")
+            stream_item = await soon("an item arrives", anext(items))
+            expect(stream_item.data == consumed, f"item {consumed} was {stream_item.data}")
             await soon("another call is answered", caller.call(harness.id("echo")))
             ahead = produced - consumed
             expect(ahead <= window, f"the producer was {ahead} items ahead, the window is {window}")
@@ -215,7 +219,10 @@ async def a_subscription_is_resumed_at_another_server(harness: TransportHarness)
     resumed = caller.subscribe(harness.id("follow"), context=Context(resume_from=got[-1].cursor))
     got += [await soon("an item arrives", anext(resumed)), await soon("an item arrives", anext(resumed))]
     await resumed.aclose()
-    expect([each.data for each in got] == [1, 2, 3, 4], f"the items were {[each.data for each in got]}")
+    expect(
+        [stream_item.data for stream_item in got] == [1, 2, 3, 4],
+        f"the items were {[stream_item.data for stream_item in got]}",
+    )
     invalid = caller.subscribe(harness.id("follow"), context=Context(resume_from="x" * (MAX_CURSOR + 1)))
     error = await _error("an invalid cursor is rejected", anext(invalid))
     expect(is_resume_error(error), f"an invalid cursor was rejected with {error}")
@@ -234,8 +241,8 @@ async def leaving_a_subscription_stops_its_producer(harness: TransportHarness) -
 
 def _streaming(waiting: _BlockingHandlers) -> Handler:
     async def stream(input: Any, context: Context) -> AsyncGenerator[Any]:
-        async for each in waiting.stream(input, context):
-            yield each
+        async for stream_item in waiting.stream(input, context):
+            yield stream_item
 
     return stream
 
@@ -261,8 +268,11 @@ async def deadlines_travel(harness: TransportHarness) -> None:
     error = await _error("the call times out", caller.call(harness.id("wait"), timeout=seconds))
     expect(error.code is ErrorCode.TIMEOUT, f"the call ended with {error}")
     await soon("the handler is stopped", waiting.stopped.wait())
-    left = waiting.remaining
-    expect(left is not None and 0 < left <= seconds, f"of {seconds} s the handler had {left} s")
+    remaining_seconds = waiting.remaining
+    expect(
+        remaining_seconds is not None and 0 < remaining_seconds <= seconds,
+        f"of {seconds} s the handler had {remaining_seconds} s",
+    )
 
 
 async def servers_share_the_calls(harness: TransportHarness) -> None:
@@ -313,13 +323,17 @@ async def all_servers_are_found(harness: TransportHarness) -> None:
     ends = [await harness.server(echo=_echo), await harness.server(echo=_echo, numbers=_numbers)]
     caller = await harness.caller()
     await soon("a call is answered", caller.call(harness.id("echo")))
-    found = await soon("the servers are found", discover(caller))
+    servers = await soon("the servers are found", discover(caller))
     here = {handler.about().id for _, handler in ends}
-    shown = {each.server.id: sorted(operation.id for operation in each.operations) for each in found}
-    shown = {id: operations for id, operations in shown.items() if id in here}  # other runs may use the same broker
-    expect(set(shown) == here, f"of {len(here)} servers {len(shown)} were found")
-    wanted = [[harness.id("echo")], [harness.id("echo"), harness.id("numbers")]]
-    expect(sorted(shown.values()) == wanted, f"they serve {shown}")
+    operations_by_server = {
+        server.server.id: sorted(operation.id for operation in server.operations) for server in servers
+    }
+    operations_by_server = {
+        id: operations for id, operations in operations_by_server.items() if id in here
+    }  # other runs may use the same broker
+    expect(set(operations_by_server) == here, f"of {len(here)} servers {len(operations_by_server)} were found")
+    expected_ids = [[harness.id("echo")], [harness.id("echo"), harness.id("numbers")]]
+    expect(sorted(operations_by_server.values()) == expected_ids, f"they serve {operations_by_server}")
 
 
 async def draining_loses_no_call(harness: TransportHarness) -> None:
@@ -445,10 +459,10 @@ async def no_task_is_left_behind(harness: TransportHarness) -> None:
     await caller.close()
     await handler.close()
     await server.close()
-    left = asyncio.all_tasks() - before
-    if left:
-        _, left = await asyncio.wait(left, timeout=PATIENCE)
-    expect(not left, f"{len(left)} tasks are left behind: {left}")
+    leftover_tasks = asyncio.all_tasks() - before
+    if leftover_tasks:
+        _, leftover_tasks = await asyncio.wait(leftover_tasks, timeout=PATIENCE)
+    expect(not leftover_tasks, f"{len(leftover_tasks)} tasks are left behind: {leftover_tasks}")
 
 
 async def too_large_messages_fail_alone(harness: TransportHarness, limit: int) -> None:

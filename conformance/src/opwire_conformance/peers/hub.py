@@ -152,8 +152,8 @@ async def _still_open(wire: WebSocketWire) -> None:
 async def a_session_opens(hub: HubUnderTest) -> None:
     """Connect with the subprotocol, say hello, and be welcomed."""
     wire = await hub.connect()
-    chosen = wire.connection.subprotocol
-    expect(chosen == SUBPROTOCOL, f"the subprotocol is {chosen!r} instead of {SUBPROTOCOL!r}")
+    subprotocol = wire.connection.subprotocol
+    expect(subprotocol == SUBPROTOCOL, f"the subprotocol is {subprotocol!r} instead of {SUBPROTOCOL!r}")
     await hub.hello(wire)
     welcome = await hub.welcome(wire)
     expect(welcome.get("version") == 1, f"the version is not 1: {shown(welcome)}")
@@ -286,9 +286,12 @@ async def undescribed_operations_are_refused(hub: HubUnderTest) -> None:
             raise NotChecked("the hub lets this peer serve what it does not describe")
         if partial:
             refused: list[Event] = event.get("refused") or []
-            if any(each["code"] == "ACCESS_DENIED" for each in refused):
+            if any(refusal["code"] == "ACCESS_DENIED" for refusal in refused):
                 raise NotChecked(_NOT_ALLOWED)
-            expect([each["operation"] for each in refused] == [ids[1]], f"one of two was not described: {shown(event)}")
+            expect(
+                [refusal["operation"] for refusal in refused] == [ids[1]],
+                f"one of two was not described: {shown(event)}",
+            )
         else:
             expect(event["type"] == "session.refused", f"one of two was not described: {shown(event)}")
 
@@ -386,15 +389,15 @@ async def questions_are_relayed(hub: HubUnderTest) -> None:
     """Ask the caller of a call; only its answer is passed on."""
     server, caller, request = await hub.relayed(questions=True)
     expect(request.get("questions") is True, f"the request arrived as {shown(request)}")
-    asked = {"requestId": "r1", "id": 1}
+    question_ids = {"requestId": "r1", "id": 1}
     params = {"message": "Sure?", "requestedSchema": {"type": "object", "properties": {"value": {"type": "boolean"}}}}
-    await server.send("call.question", kind="elicit", params=params, peer=caller.address, **asked)
+    await server.send("call.question", kind="elicit", params=params, peer=caller.address, **question_ids)
     question = await caller.take("the question", type="call.question", requestId="r1")
     expect(question.get("params") == params, f"the question arrived as {shown(question)}")
     stranger = await hub.wire()
-    await stranger.send("call.answer", answer={"action": "decline"}, peer=server.address, **asked)
+    await stranger.send("call.answer", answer={"action": "decline"}, peer=server.address, **question_ids)
     await _still_open(stranger)
-    await caller.send("call.answer", answer={"action": "cancel"}, **asked)
+    await caller.send("call.answer", answer={"action": "cancel"}, **question_ids)
     answer = await server.take("the answer", type="call.answer", requestId="r1")
     expect(answer.get("answer") == {"action": "cancel"}, f"the answer arrived as {shown(answer)}")
 
@@ -419,8 +422,10 @@ async def lost_callers_are_reported(hub: HubUnderTest) -> None:
     """Cut the connection of a caller."""
     server, caller, _ = await hub.relayed()
     caller.connection.transport.abort()
-    left = await server.take("session.left", type=("session.left", "call.aborted"))
-    expect(left.get("peer") == caller.address, f"the loss of {caller.address} was reported by {shown(left)}")
+    left_event = await server.take("session.left", type=("session.left", "call.aborted"))
+    expect(
+        left_event.get("peer") == caller.address, f"the loss of {caller.address} was reported by {shown(left_event)}"
+    )
 
 
 async def unknown_peers_are_unavailable(hub: HubUnderTest) -> None:

@@ -46,7 +46,7 @@ class WatchedCall(Struct):
     granted: int = 0
     sent: int = 0
     to: int = 0
-    ended: bool = False
+    has_ended: bool = False
     aborted: bool = False
     complaints: list[str] = field(default_factory=list[str])
 
@@ -82,8 +82,8 @@ class ConnectedPeer:
             case "session.announce":
                 spawn(self._announce(event), self._tasks)
             case "session.withdraw":
-                gone: list[str] = event.get("operations") or []
-                self.operations.difference_update(gone)
+                withdrawn_ids: list[str] = event.get("operations") or []
+                self.operations.difference_update(withdrawn_ids)
                 await self.wire.send("session.done", id=id)
             case "call.requested":
                 await self._requested(event)
@@ -91,7 +91,7 @@ class ConnectedPeer:
                 await self._credited(event)
             case "call.aborted" if event.get("requestId") in self.calls:
                 call = self.calls[event["requestId"]]
-                call.aborted = call.ended = True
+                call.aborted = call.has_ended = True
             case _:
                 pass
 
@@ -104,14 +104,14 @@ class ConnectedPeer:
     async def _announce(self, event: Event) -> None:
         announced: list[str] = event.get("operations") or []
         carried: list[Event] = event.get("descriptions") or []
-        described = {str(each.get("id")) for each in carried}
-        missing = [each for each in announced if each not in described]
+        described = {str(description.get("id")) for description in carried}
+        missing = [operation_id for operation_id in announced if operation_id not in described]
         try:
             if missing:
-                found = await describe(ServerLine(self.wire, ServerRoute({})), {"operations": missing})
-                described |= {each["id"] for each in found}
-            for each in announced:
-                expect(each in described, f"{each} was announced, and is not described")
+                descriptions = await describe(ServerLine(self.wire, ServerRoute({})), {"operations": missing})
+                described |= {description["id"] for description in descriptions}
+            for operation_id in announced:
+                expect(operation_id in described, f"{operation_id} was announced, and is not described")
         except AssertionError as error:
             self.complaints.append(str(error))
         self.operations |= set(announced)
@@ -156,22 +156,22 @@ class ConnectedPeer:
                 await self._fail(call, "OPERATION_NOT_FOUND", "Operation not found")
 
     async def _respond(self, call: WatchedCall, data: Any, seq: int | None = None) -> None:
-        call.ended = seq is None
+        call.has_ended = seq is None
         meta = {"source": "local", "operationId": call.request["operationId"], "timestamp": 1760000000000}
         numbered = {} if seq is None else {"seq": seq}
         output = {"data": data, "meta": meta}
         await self.wire.send("call.responded", requestId=call.request["requestId"], output=output, **numbered)
 
     async def _fail(self, call: WatchedCall, code: str, message: str) -> None:
-        call.ended = True
+        call.has_ended = True
         await self.wire.send("call.error", requestId=call.request["requestId"], code=code, message=message)
 
     async def _produce(self, call: WatchedCall) -> None:
         while call.sent < call.to and (call.window is None or call.sent < call.granted):
             call.sent += 1
             await self._respond(call, call.sent, seq=call.sent)
-        if call.sent == call.to and not call.ended:
-            call.ended = True
+        if call.sent == call.to and not call.has_ended:
+            call.has_ended = True
             await self.wire.send("call.completed", requestId=call.request["requestId"], seq=call.sent)
 
     async def _credited(self, event: Event) -> None:
@@ -187,7 +187,7 @@ class ConnectedPeer:
         if expected > call.sent + max(call.window, _WINDOW):
             call.complaints.append(f"{shown(event)}: the window is {call.window}, and {call.sent} items were sent")
         call.granted = expected
-        if not call.ended:
+        if not call.has_ended:
             await self._produce(call)
 
 
@@ -272,8 +272,8 @@ async def hello_is_first(peer: ConnectedPeer) -> None:
     """Look at the first message, and at the subprotocol."""
     first = peer.first or {"type": "nothing"}
     expect(first["type"] == "session.hello", f"session.hello was expected, and {shown(first)} arrived")
-    chosen = peer.wire.connection.subprotocol
-    expect(chosen == SUBPROTOCOL, f"the subprotocol is {chosen!r} instead of {SUBPROTOCOL!r}")
+    subprotocol = peer.wire.connection.subprotocol
+    expect(subprotocol == SUBPROTOCOL, f"the subprotocol is {subprotocol!r} instead of {SUBPROTOCOL!r}")
 
 
 async def announcements_are_described(peer: ConnectedPeer) -> None:
@@ -317,10 +317,10 @@ async def consumers_grant_their_window(peer: ConnectedPeer) -> None:
     streams = [call for call in peer.calls.values() if call.window is not None and call.to]
     if not streams:
         raise NotChecked(f"it does not subscribe to {NAMESPACE}.count with credits")
-    complaints = [each for call in streams for each in call.complaints]
+    complaints = [complaint for call in streams for complaint in call.complaints]
     expect(not complaints, complaints[0] if complaints else "")
-    await _until(peer, lambda: all(call.ended for call in streams))
-    stuck = [call for call in streams if not call.ended]
+    await _until(peer, lambda: all(call.has_ended for call in streams))
+    stuck = [call for call in streams if not call.has_ended]
     expect(not stuck, f"after {stuck[0].sent} of {stuck[0].to} items no more credit was granted" if stuck else "")
 
 
@@ -338,8 +338,8 @@ async def callers_abort_what_they_give_up(peer: ConnectedPeer) -> None:
     waits = [call for call in peer.calls.values() if call.request.get("operationId") == f"{NAMESPACE}.wait"]
     if not waits:
         raise NotChecked(f"it does not call {NAMESPACE}.wait with a deadline")
-    left = max(float(call.request.get("timeoutMs") or 0) for call in waits) / 1000
-    await _until(peer, lambda: all(call.aborted for call in waits), min(left, 30.0) + PATIENCE)
+    remaining_seconds = max(float(call.request.get("timeoutMs") or 0) for call in waits) / 1000
+    await _until(peer, lambda: all(call.aborted for call in waits), min(remaining_seconds, 30.0) + PATIENCE)
     expect(all(call.aborted for call in waits), "a call whose deadline has passed was not aborted")
 
 

@@ -44,7 +44,7 @@ class ConformanceReport(Struct):
     @property
     def broken(self) -> list[ConformanceResult]:
         """The promises that the peer breaks."""
-        return [each for each in self.results if each.status == "broken"]
+        return [result for result in self.results if result.status == "broken"]
 
 
 class _Run:
@@ -73,11 +73,11 @@ class _Run:
         return first != "broken"
 
     async def _one(self, check: Callable[[T], Awaitable[None]], peer: T) -> tuple[Status, str]:
-        left = self._end - time.monotonic()
-        if left <= 0:
+        remaining_seconds = self._end - time.monotonic()
+        if remaining_seconds <= 0:
             return "broken", "not checked: the time of the run is up"
         try:
-            async with asyncio.timeout(min(left, _CHECK_TIMEOUT)):
+            async with asyncio.timeout(min(remaining_seconds, _CHECK_TIMEOUT)):
                 await check(peer)
         except NotChecked as reason:
             return "skipped", str(reason)
@@ -95,9 +95,13 @@ class _Run:
 
     def finish(self) -> ConformanceReport:
         """Add the result of what was checked for every event, and return the report."""
-        found = self.problems.found
-        message = found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "") if found else ""
-        status: Status = "broken" if found else "kept" if self.problems.events else "skipped"
+        problem_lines = self.problems.found
+        message = (
+            problem_lines[0] + (f" (and {len(problem_lines) - 1} more)" if len(problem_lines) > 1 else "")
+            if problem_lines
+            else ""
+        )
+        status: Status = "broken" if problem_lines else "kept" if self.problems.events else "skipped"
         self.add("events", "every event agrees with its schema", "Calls", status, message)
         return self.report
 
@@ -172,10 +176,10 @@ async def check_connecting_peer(
     """
     run = _Run(timeout, only)
     parts = urlsplit(url)
-    own = listening.ListeningHub(parts.hostname or "127.0.0.1", parts.port or 0, run.problems)
+    listening_hub = listening.ListeningHub(parts.hostname or "127.0.0.1", parts.port or 0, run.problems)
     try:
-        listening_at(await own.start())
-        peer = await own.peer(wait)
+        listening_at(await listening_hub.start())
+        peer = await listening_hub.peer(wait)
         if await run.check("session", listening.SESSION_CHECKS, peer):
             if peer.operations:
                 await run.check("server", SERVER_CHECKS, listening.as_server(peer))
@@ -188,7 +192,7 @@ async def check_connecting_peer(
     except OSError as error:
         raise CallError(ErrorCode.UNAVAILABLE, f"cannot listen on {url}: {system_message(error)}") from error
     finally:
-        await own.close()
+        await listening_hub.close()
     return run.finish()
 
 

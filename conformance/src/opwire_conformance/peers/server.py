@@ -135,17 +135,22 @@ def envelope_data(event: Event) -> Any:
 async def describe(line: ServerLine, input: Any = None, **fields: Any) -> list[Event]:
     """Return the descriptions of a server, by its subscription `opwire.operations`."""
     request_id = await line.request("opwire.operations", input, credits=1000, **fields)
-    found: list[Event] = []
+    descriptions: list[Event] = []
     while True:
         event = await line.take(request_id, "a description", ("call.responded", "call.completed"))
         if event["type"] == "call.completed":
-            expect(event.get("seq") in (None, len(found)), f"{len(found)} items ended with {shown(event)}")
-            return found
-        expect(event.get("seq") in (None, len(found) + 1), f"item {len(found) + 1} has another seq: {shown(event)}")
+            expect(
+                event.get("seq") in (None, len(descriptions)), f"{len(descriptions)} items ended with {shown(event)}"
+            )
+            return descriptions
+        expect(
+            event.get("seq") in (None, len(descriptions) + 1),
+            f"item {len(descriptions) + 1} has another seq: {shown(event)}",
+        )
         data = envelope_data(event)
         match data:
             case {"id": str(), "type": str(type)} if type.lower() in ("query", "mutation", "subscription"):
-                found.append(data)
+                descriptions.append(data)
             case _:
                 broken(f"not a description of an operation: {shown(data)}")
 
@@ -153,7 +158,7 @@ async def describe(line: ServerLine, input: Any = None, **fields: Any) -> list[E
 async def described_server(line: ServerLine) -> Server:
     """Return a server with the operations that it describes; an invalid description counts as an empty one."""
     try:
-        return Server(line, {each["id"] for each in await describe(line)})
+        return Server(line, {description["id"] for description in await describe(line)})
     except AssertionError:
         return Server(line, set())  # checked as far as it goes
 
@@ -173,11 +178,11 @@ async def unknown_operations_are_not_found(server: Server) -> None:
 
 async def operations_are_described(server: Server) -> None:
     """Read the descriptions, all and of one operation."""
-    found = await describe(server.line)
-    if found:
-        asked = [found[0]["id"]]
-        some = [each["id"] for each in await describe(server.line, {"operations": asked})]
-        expect(set(asked) <= set(some), f"{asked[0]} is not described when it is asked for alone")
+    descriptions = await describe(server.line)
+    if descriptions:
+        first_id = [descriptions[0]["id"]]
+        some = [description["id"] for description in await describe(server.line, {"operations": first_id})]
+        expect(set(first_id) <= set(some), f"{first_id[0]} is not described when it is asked for alone")
 
 
 async def invalid_events_fail_their_call_alone(server: Server) -> None:
@@ -222,7 +227,7 @@ async def many_calls_are_not_mixed_up(server: Server) -> None:
         outcome = await server.line.take(request_id, f"response {number}", "call.responded")
         expect(envelope_data(outcome) == {"number": number}, f"call {number} got {shown(outcome)}")
     await asyncio.sleep(SETTLE)
-    again = [each for each in ids if server.line.wire.here(requestId=each)]
+    again = [request_id for request_id in ids if server.line.wire.here(requestId=request_id)]
     expect(not again, f"{len(again)} of {_MANY} calls were answered more than once")
 
 
@@ -274,12 +279,12 @@ async def an_empty_subscription_ends(server: Server) -> None:
     expect(end.get("seq") in (None, 0), f"no items ended with {shown(end)}")
 
 
-async def running(server: Server, wanted: int, complaint: str = "the handler was not stopped") -> None:
+async def running(server: Server, expected_count: int, complaint: str = "the handler was not stopped") -> None:
     """Wait until this many calls of `conformance.wait` are running."""
     id = server.needs("waiting")
     try:
         async with asyncio.timeout(PATIENCE):
-            while envelope_data(outcome := await server.line.call(id)) != wanted:
+            while envelope_data(outcome := await server.line.call(id)) != expected_count:
                 expect(outcome["type"] == "call.responded", f"{id} was answered by {shown(outcome)}")
                 await asyncio.sleep(0.05)
     except TimeoutError:
@@ -406,15 +411,15 @@ async def find_server(end: BrokerWire) -> Server:
     """
     await end.send("session.who", id=1 + randbelow(2**31))
     await asyncio.sleep(5 * SETTLE)
-    addresses = dict.fromkeys(str(each["sender"]) for each in end.here(type="session.here"))
-    found: Server | None = None
+    addresses = dict.fromkeys(str(event["sender"]) for event in end.here(type="session.here"))
+    found_server: Server | None = None
     for address in list(addresses)[:_MAX_SERVERS]:
         server = await described_server(ServerLine(end, ServerRoute({}, address)))
-        if found is None or any(id.startswith(f"{NAMESPACE}.") for id in server.operations):
-            found = server
-    if found is None:
+        if found_server is None or any(id.startswith(f"{NAMESPACE}.") for id in server.operations):
+            found_server = server
+    if found_server is None:
         raise CallError(ErrorCode.UNAVAILABLE, f"no server answers session.who on {end.connection.name}")
-    return found
+    return found_server
 
 
 async def who_is_answered(server: Server) -> None:
@@ -442,7 +447,7 @@ async def calls_in_flight_are_confirmed(server: Server) -> None:
     token = server.line.token(request_id)
     try:
         async with asyncio.timeout(PATIENCE):
-            while not any(token in each["tokens"] for each in end.here(type="session.serving")):  # noqa: ASYNC110
+            while not any(token in event["tokens"] for event in end.here(type="session.serving")):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     except TimeoutError:
         broken(f"session.serving did not name a call in flight within {PATIENCE:g} s")
@@ -454,8 +459,8 @@ async def calls_end_with_their_caller(server: Server) -> None:
     """Report that the caller is gone; the handler is stopped."""
     request_id, before = await start_waiting(server)
     token = server.line.token(request_id)
-    left = json.dumps({"type": "session.left", "tokens": [token]}).encode()
-    cast("BrokerWire", server.line.wire).connection.send(server.line.end, token, left, control=True)
+    left_event = json.dumps({"type": "session.left", "tokens": [token]}).encode()
+    cast("BrokerWire", server.line.wire).connection.send(server.line.end, token, left_event, control=True)
     await running(server, before)
 
 

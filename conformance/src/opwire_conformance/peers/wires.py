@@ -147,11 +147,11 @@ class Wire(ABC):
         self.closing = code, reason
         self._news.set()
 
-    def here(self, **wanted: Any) -> list[Event]:
+    def here(self, **fields: Any) -> list[Event]:
         """Return the kept messages with these fields; a tuple lists alternatives."""
-        return [each for each in self._kept if _matches(each, wanted)]
+        return [event for event in self._kept if _matches(event, fields)]
 
-    async def take(self, what: str, **wanted: Any) -> Event:
+    async def take(self, what: str, **fields: Any) -> Event:
         """Wait for a message with these fields, and remove it.
 
         Raises:
@@ -162,7 +162,7 @@ class Wire(ABC):
             while True:
                 self._news.clear()
                 for event in self._kept:
-                    if _matches(event, wanted):
+                    if _matches(event, fields):
                         self._kept.remove(event)
                         return event
                 if self.closing is not None:
@@ -190,10 +190,10 @@ class Wire(ABC):
         expect(code in codes, f"the connection was closed with {code} {reason!r} instead of {expected}")
 
 
-def _matches(event: Event, wanted: dict[str, Any]) -> bool:
+def _matches(event: Event, fields: dict[str, Any]) -> bool:
     return all(
         event.get(name) in value if isinstance(value, tuple) else event.get(name) == value
-        for name, value in wanted.items()
+        for name, value in fields.items()
     )
 
 
@@ -346,13 +346,13 @@ class ServerLine:
         """Return the token of a call over a broker."""
         return self._tokens[request_id]
 
-    async def take(self, request_id: str, what: str, type: str | tuple[str, ...], **wanted: Any) -> Event:
+    async def take(self, request_id: str, what: str, type: str | tuple[str, ...], **fields: Any) -> Event:
         """Wait for an event of a call; another outcome of it is a broken promise."""
         types = type if isinstance(type, tuple) else (type,)
         ends = ("call.responded", "call.completed", "call.error", "call.aborted")
         event = await self.wire.take(what, requestId=request_id, type=(*types, *ends))
         expect(event["type"] in types, f"{what} was expected, and {shown(event)} arrived")
-        for name, value in wanted.items():
+        for name, value in fields.items():
             expect(event.get(name) == value, f"{what}: {name} should be {value!r}: {shown(event)}")
         if self._route.end is not None:
             expect(event["token"] == self._tokens[request_id], f"{what} has another token: {shown(event)}")
@@ -368,5 +368,5 @@ class ServerLine:
     async def absent(self, request_id: str, why: str, but: str = "call.progress") -> None:
         """Check that no further event of a call arrives, except for those of one type."""
         await asyncio.sleep(SETTLE)
-        late = [each for each in self.wire.here(requestId=request_id) if each["type"] != but]
+        late = [event for event in self.wire.here(requestId=request_id) if event["type"] != but]
         expect(not late, f"{why}: {shown(late[0]) if late else ''}")
