@@ -18,9 +18,9 @@ from opwire.observe.logs import AccessEntry
 from opwire.protocol.call_table import Credits
 from opwire.protocol.caller_callbacks import ProgressSender, RemoteCaller
 from opwire.protocol.events import CallRequested, Milliseconds
-from opwire.protocol.outbox import memory_of
 from opwire.protocol.transport import Address
 from opwire.runtime.bounded import SharedLimit, Tally
+from opwire.typed.plain import memory_of
 
 MAX_INPUT_BYTES = 256 * 1024 * 1024
 """Memory of the large inputs of requests in flight; one identity may take half of it."""

@@ -48,6 +48,7 @@ Outgoing messages are checked as well: one above a limit fails only its own call
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
@@ -455,19 +456,15 @@ def decode_event(message: bytes | str, *, limit: int = MAX_MESSAGE) -> CallEvent
     data = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass")
     if len(data) > limit:
         raise _too_large(data, limit)
-    if len(data) <= LARGE_JSON:
-        return _decode_event(message, data)
-    _check_density(data)
-    with collection_paused():
-        return _decode_event(message, data)
-
-
-def _decode_event(message: bytes | str, data: bytes) -> CallEvent:
+    is_large = len(data) > LARGE_JSON
+    if is_large:
+        _check_density(data)
     try:
-        try:
-            event = _decoder.decode(message)
-        except ValueError:  # tried first without `_read`: 0.2 µs
-            event = _read(_lenient_decoder, message)
+        with collection_paused() if is_large else nullcontext():
+            try:
+                event = _decoder.decode(message)
+            except ValueError:  # tried first without `_read`: 0.2 µs
+                event = _read(_lenient_decoder, message)
         if type(event) is CallResponded:
             output = arrived_envelope(event.output)
             event = event if output is event.output else msgspec.structs.replace(event, output=output)

@@ -362,7 +362,7 @@ class PendingRequestMap(AsyncResource):
             version=route.get("version"),
             progress=None if context.on_progress is None or context.is_served else True,
             questions=None if context.on_question is None else True,
-            resume_from=None if context.is_served else context.resume_from,
+            resume_from=None if context.resume_from is None or context.is_served else context.resume_from,
         )
         if context.metadata:
             event = replace(event, **trace_of(context.metadata))

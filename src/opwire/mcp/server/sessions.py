@@ -44,9 +44,9 @@ from opwire.mcp.server.server import RegistryServer
 from opwire.mcp.server.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow
 from opwire.model.access import check_access
 from opwire.model.identity import Identity
-from opwire.protocol.outbox import memory_of
 from opwire.runtime.bounded import SharedLimit, Tally
 from opwire.runtime.tasks import spawn, start_eagerly
+from opwire.typed.plain import memory_of
 
 PRIMED = "2025-11-25"
 """The first revision with events without data, from which clients resume a stream."""

@@ -29,10 +29,9 @@ from opwire.mcp.server.clients import (
 from opwire.mcp.server.tools import Result
 from opwire.model.identity import Identity
 from opwire.model.questions import Question, unanswerable
-from opwire.protocol.outbox import memory_of
 from opwire.registry.invoke import CLOSE_GRACE
 from opwire.runtime.bounded import SharedLimit
-from opwire.typed.plain import as_dict, write_json
+from opwire.typed.plain import as_dict, memory_of, write_json
 
 TASKS = "io.modelcontextprotocol/tasks"
 """The name of the extension."""

@@ -1,6 +1,6 @@
 """Count what one call passes through: Python calls inside the package, files, and changes from one module to another.
 
-    python -m tests.walks
+    python -m tests.call_paths
 
 Calls are traced on a connection that is open, both ends of it in this process; of several, that with the fewest changes
 counts, since a heartbeat may be among the others. The table is in `docs/architecture.md`.
@@ -27,7 +27,7 @@ from tests.servers.brokers import NatsServer
 
 PACKAGE = str(Path(opwire.__file__).parent)
 ANYONE = Identity(id="anyone")
-Walk = Callable[[], Awaitable[object]]
+Call = Callable[[], Awaitable[object]]
 
 registry = OperationRegistry()
 
@@ -38,19 +38,19 @@ async def add(a: int, b: int) -> int:
 
 
 @asynccontextmanager
-async def local() -> AsyncIterator[Walk]:
+async def local() -> AsyncIterator[Call]:
     yield lambda: registry.execute("math.add", {"a": 1, "b": 2})
 
 
 @asynccontextmanager
-async def over_broker() -> AsyncIterator[Walk]:
+async def over_broker() -> AsyncIterator[Call]:
     with NatsServer() as server:
         async with Spoke(registry, server.url, anonymous=ANYONE), Client(server.url) as client:
             yield lambda: client.call("math.add", {"a": 1, "b": 2})
 
 
 @asynccontextmanager
-async def over_hub() -> AsyncIterator[Walk]:
+async def over_hub() -> AsyncIterator[Call]:
     token = token_urlsafe()
     tokens = StaticTokens({token: Grant(Identity(id="spoke", scopes=("*",)), announces=("math",))})
     async with (
@@ -62,7 +62,7 @@ async def over_hub() -> AsyncIterator[Walk]:
 
 
 @asynccontextmanager
-async def http_surface() -> AsyncIterator[Walk]:
+async def http_surface() -> AsyncIterator[Call]:
     async with listening(serve_http(registry, anonymous=ANYONE)) as address, aiohttp.ClientSession() as session:
 
         async def get() -> None:
@@ -73,7 +73,7 @@ async def http_surface() -> AsyncIterator[Walk]:
 
 
 @asynccontextmanager
-async def openapi() -> AsyncIterator[Walk]:
+async def openapi() -> AsyncIterator[Call]:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -97,7 +97,7 @@ async def openapi() -> AsyncIterator[Walk]:
 
 
 @asynccontextmanager
-async def mcp_tool() -> AsyncIterator[Walk]:
+async def mcp_tool() -> AsyncIterator[Call]:
     program = "from mcp.server import MCPServer\nserver = MCPServer('sums', log_level='ERROR')\n"
     program += "@server.tool()\ndef add(a: int, b: int) -> int:\n    return a + b\nserver.run('stdio')\n"
     async with from_mcp(StdioServer(sys.executable, ("-c", program))) as source:
@@ -108,7 +108,7 @@ async def mcp_tool() -> AsyncIterator[Walk]:
 
 
 @asynccontextmanager
-async def mcp_surface() -> AsyncIterator[Walk]:
+async def mcp_surface() -> AsyncIterator[Call]:
     app = serve_mcp(registry).asgi(anonymous=ANYONE)
     headers = {"Accept": "application/json, text/event-stream"}
     async with listening(app, on_drain=app.drain) as address, aiohttp.ClientSession(headers=headers) as session:
@@ -125,13 +125,13 @@ async def mcp_surface() -> AsyncIterator[Walk]:
             body = await post("tools/call", {"name": "math_add", "arguments": {"a": 1, "b": 2}}, id=2)
             assert b'"structuredContent":{"result":3}' in body, body
 
-        client = {"name": "walks", "version": "1"}
+        client = {"name": "call-paths", "version": "1"}
         await post("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}, id=1)
         await post("notifications/initialized", {})
         yield call
 
 
-async def traced(walk: Walk) -> list[str]:
+async def traced(call: Call) -> list[str]:
     """Return the files of the package in the order of the calls, except those of comprehensions."""
     frames: dict[int, FrameType] = {}  # kept, so that a coroutine that goes on is recognized
 
@@ -142,7 +142,7 @@ async def traced(walk: Walk) -> list[str]:
 
     sys.setprofile(profile)
     try:
-        await walk()
+        await call()
     finally:
         sys.setprofile(None)
     return [frame.f_code.co_filename for frame in frames.values()]
@@ -154,7 +154,7 @@ def changes(files: list[str]) -> int:
 
 
 async def main() -> None:
-    walks = {
+    call_paths = {
         "local `execute`": local,
         "`Client` → broker → handler → reply": over_broker,
         "`Client` → hub → spoke": over_hub,
@@ -163,10 +163,10 @@ async def main() -> None:
         "HTTP surface, GET": http_surface,
         "MCP surface, `tools/call`": mcp_surface,
     }
-    for name, prepared in walks.items():
-        async with prepared() as walk:
-            await walk()
-            files = min([await traced(walk) for _ in range(5)], key=changes)
+    for name, prepared in call_paths.items():
+        async with prepared() as call:
+            await call()
+            files = min([await traced(call) for _ in range(5)], key=changes)
         print(f"{name}: {len(files)} calls, {len(set(files))} files, {changes(files)} changes")  # noqa: T201
 
 
