@@ -107,7 +107,7 @@ async def test_an_answer_that_waits_is_dropped_with_its_deadline_or_its_caller(s
 async def test_above_the_memory_for_waiting_answers_one_is_an_error_that_is_not_to_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opwire.protocol.outbox._MAX_WAITING", 0)
+    monkeypatch.setattr("opwire.protocol.outbox._MAX_WAITING_BYTES", 0)
     async with connected_ends(adding(), transport=Full) as here:
         error = await call_error(here.client.call("math.add", {"a": 1, "b": 2}))
     assert (error.code, error.retryable) == ("RATE_LIMITED", False)

@@ -40,7 +40,7 @@ INPUT_REQUIRED = "INPUT_REQUIRED"
 MAX_TEXT = 200
 """Characters of an id in a line."""
 
-_SECRET = "(?i)passw|secret|token|authorization|api[-_]?key|credential|cookie|private"  # noqa: S105 - of names
+_SECRET_NAMES = "(?i)passw|secret|token|authorization|api[-_]?key|credential|cookie|private"  # noqa: S105 - of names
 _encoder = msgspec.json.Encoder()
 
 SurfaceName = Literal["http", "mcp", "call", "console"]
@@ -141,7 +141,7 @@ def masked(value: Any, names: Collection[str] = ()) -> Any:
     """Return plain data with "***" for the values of secret names, and of those in `names`, which are lower case."""
     if isinstance(value, dict):
         return {
-            name: "***" if re.search(_SECRET, name) or name.lower() in names else masked(each, names)
+            name: "***" if re.search(_SECRET_NAMES, name) or name.lower() in names else masked(each, names)
             for name, each in cast("dict[str, Any]", value).items()
         }
     if isinstance(value, list):

@@ -59,11 +59,11 @@ _FAILURES = frozenset(code.value for code in ErrorCode)
 OUTCOMES = _FAILURES | {OK, TOOL_ERROR, CANCELLED}
 """Every outcome of a call."""
 
-_MIN_REFILL = 0.05  # seconds before a watcher with a rate is asked again
-_LOCAL = "local"  # in place of a surface
-_MAX_ID = 1_000  # characters of an id in a record: a caller chooses it, also of an operation that does not exist
-_MAX_SECONDS = 100_000.0  # of one call in the timings
-_MAX_MICROSECONDS = 100_000_000_000
+_MIN_REFILL_SECONDS = 0.05  # before a watcher with a rate is asked again
+_LOCAL_SURFACE = "local"
+_MAX_ID_CHARACTERS = 1_000  # a caller chooses ids, also of operations that do not exist
+_MAX_CALL_SECONDS = 100_000.0
+_MAX_CALL_MICROSECONDS = 100_000_000_000
 
 Pattern = Annotated[str, Meta(max_length=200)]
 Timestamp = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]  # milliseconds, until the year 9999
@@ -148,7 +148,7 @@ class OperationTimings(Struct):
 
     def add(self, seconds: float, outcome: str) -> None:
         """Count a call: 0.3 µs."""
-        microseconds = int(seconds * 1e6) if seconds < _MAX_SECONDS else _MAX_MICROSECONDS
+        microseconds = int(seconds * 1e6) if seconds < _MAX_CALL_SECONDS else _MAX_CALL_MICROSECONDS
         shift = microseconds.bit_length() - 3
         bucket = 4 * shift + (microseconds >> shift) if shift > 0 else microseconds
         buckets = self.buckets
@@ -290,7 +290,7 @@ class CallWatcher:
                 await self.news.wait()
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(1 / self._rate, _MIN_REFILL)):
+                async with asyncio.timeout(max(1 / self._rate, _MIN_REFILL_SECONDS)):
                     await self.news.wait()
             self._refill()
 
@@ -401,11 +401,11 @@ class CallMonitor:
         if not self._watchers or is_own(operation_id):
             return
         if parent := known.get("parent_request_id"):
-            known["parent_request_id"] = parent[:_MAX_ID]
+            known["parent_request_id"] = parent[:_MAX_ID_CHARACTERS]
         record = CallRecord(
             time=round(time.time() * 1000),
-            request_id=(request_id or "")[:_MAX_ID],
-            operation_id=operation_id[:_MAX_ID],
+            request_id=(request_id or "")[:_MAX_ID_CHARACTERS],
+            operation_id=operation_id[:_MAX_ID_CHARACTERS],
             outcome=outcome,
             ms=round(seconds * 1000, 3),
             server=self.name,
@@ -479,7 +479,7 @@ class CallMonitor:
 
         They are not counted: the figures of a server are those of the calls that it serves.
         """
-        recorded = self.interceptor(_LOCAL)
+        recorded = self.interceptor(_LOCAL_SURFACE)
 
         def intercept(spec: OperationSpec, handler: Handler) -> Handler:
             observed = recorded(spec, handler)
@@ -577,11 +577,11 @@ class _Observed(Struct):
 
     def __enter__(self) -> "_Observed":
         self.began = time.perf_counter()
-        self.monitor.in_flight += self.via != _LOCAL
+        self.monitor.in_flight += self.via != _LOCAL_SURFACE
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        monitor, context, is_counted = self.monitor, self.context, self.via != _LOCAL
+        monitor, context, is_counted = self.monitor, self.context, self.via != _LOCAL_SURFACE
         monitor.in_flight -= is_counted
         seconds, outcome = time.perf_counter() - self.began, outcome_of(self.result, error)
         (monitor.count if is_counted else monitor.time)(self.spec.id, seconds, outcome)

@@ -55,8 +55,8 @@ logger = get_logger("opwire.observe")
 
 _w3c = TraceContextTextMapPropagator()
 _SCRAPE_TIMEOUT = 10  # seconds; each connection holds a thread
-_MAX_SCRAPES = 32  # connections, above which a new one replaces the oldest
-_SERVED = create_key("opwire-served")  # the traceparent of the call that is served in this OpenTelemetry context
+_MAX_SCRAPE_CONNECTIONS = 32  # a new one replaces the oldest
+_SERVED_TRACE = create_key("opwire-served")  # the traceparent of the call that is served here
 
 
 class Parent(NamedTuple):
@@ -80,7 +80,7 @@ def parent_of(metadata: Mapping[str, Any]) -> Parent:
     said = trace["traceparent"]
     parent = getattr(get_current_span(here), "parent", None)  # a span of the SDK has its parent
     is_child = parent is not None and format_span_id(parent.span_id) == said.split("-")[2]
-    if is_child or get_value(_SERVED, here) == said:
+    if is_child or get_value(_SERVED_TRACE, here) == said:
         return Parent(here, is_here=True)
     return Parent(_w3c.extract(trace, here), is_here=False)
 
@@ -92,7 +92,7 @@ def within(span: Span, parent: Parent) -> Surroundings:
 
 def serving(trace: Trace, surroundings: Surroundings) -> Surroundings:
     """Return the context of a handler with this trace, so that its calls are recognized as nested."""
-    return set_value(_SERVED, trace.get("traceparent"), surroundings)
+    return set_value(_SERVED_TRACE, trace.get("traceparent"), surroundings)
 
 
 def carried_trace(surroundings: Surroundings) -> Trace:
@@ -106,8 +106,8 @@ Side = Literal["server", "client"]
 Attributes = dict[str, str | int | bool]
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)  # those of the conventions
-_LONGEST = 200  # characters of text from a peer
-_OTHER = "_OTHER"  # the name of unknown operations: callers could invent any number of them
+_MAX_ATTRIBUTE_CHARACTERS = 200
+_UNKNOWN_OPERATION = "_OTHER"  # callers could invent any number of names
 
 
 class Recorder:
@@ -199,7 +199,7 @@ class RecordedCall:
         self, recorder: Recorder, operation_id: str, context: Context, *, type: OperationType | None, known: bool = True
     ) -> None:
         self._recorder = recorder
-        method = operation_id if known else _OTHER
+        method = operation_id if known else _UNKNOWN_OPERATION
         self._measured: Attributes = {"rpc.system.name": "opwire", "rpc.method": method}
         if type is not None:
             self._measured["opwire.operation.type"] = type.value
@@ -210,9 +210,9 @@ class RecordedCall:
         kind = SpanKind.CLIENT if recorder.side == "client" else SpanKind.INTERNAL if is_internal else SpanKind.SERVER
         said = dict(self._measured)  # and what is for the span only: metrics would have too many values
         if not known:
-            said["rpc.method_original"] = operation_id[:_LONGEST]
+            said["rpc.method_original"] = operation_id[:_MAX_ATTRIBUTE_CHARACTERS]
         if context.request_id is not None:
-            said["opwire.request_id"] = context.request_id[:_LONGEST]
+            said["opwire.request_id"] = context.request_id[:_MAX_ATTRIBUTE_CHARACTERS]
         if recorder.shows_identity and context.identity is not None:
             said["enduser.id"] = context.identity.id
         self._span = recorder.tracer.start_span(method, parent.surroundings, kind=kind, attributes=said)
@@ -456,7 +456,7 @@ def _bound_scrapes(server: Any) -> None:
     begin, end = server.process_request, server.shutdown_request
 
     def process_request(connection: Any, client: Any) -> None:
-        for oldest in list(scrapes)[: max(0, len(scrapes) - _MAX_SCRAPES + 1)]:
+        for oldest in list(scrapes)[: max(0, len(scrapes) - _MAX_SCRAPE_CONNECTIONS + 1)]:
             scrapes.pop(oldest, None)
             with suppress(OSError):  # it has ended
                 oldest.shutdown(SHUT_RDWR)

@@ -44,7 +44,7 @@ S = TypeVar("S")
 
 Dropped = Literal["unknown", "foreign", "duplicate"]
 
-_MOVES = 4  # retries of a request that was not started
+_MAX_RETRIES = 4
 
 
 class Arrival(Struct, Generic[S], frozen=True):
@@ -107,7 +107,7 @@ class CallTable(Generic[S]):
         """
         if request.request_id in self._open:
             raise ValueError(f"the request id {request.request_id!r} is in use")
-        moves = _MOVES if movable else 0
+        moves = _MAX_RETRIES if movable else 0
         self._open[request.request_id] = _OpenCall(request, sink, streams, moves, on_progress, on_question)
 
     def routed(self, request_id: str, peer: Address, move: int = 0) -> None:
@@ -249,11 +249,11 @@ MAX_WINDOW = 4 * 1024 * 1024
 EVERYTHING = 2**53 - 1
 """Credits of an unlimited stream: JavaScript's largest safe integer."""
 
-_FIRST_WINDOW = 8  # items, before the size of one is known
-_STALL = 1.0  # seconds without an item after which a consumer first repeats its grant
-_MAX_STALL = 4.0  # seconds between two repetitions, at most
-_ITEM = 512  # bytes of overhead per item
-_STALLS = 3  # reports of a stalled consumer after which an item that was sent before the first of them counts as lost
+_FIRST_WINDOW_ITEMS = 8  # before the size of one is known
+_FIRST_STALL_SECONDS = 1.0  # without an item, after which a consumer first repeats its grant
+_MAX_STALL_SECONDS = 4.0
+_ITEM_OVERHEAD_BYTES = 512
+_MIN_STALL_REPORTS = 3  # after which an item that was sent before the first of them counts as lost
 
 
 class RemoteStreamOptions(RemoteCallOptions, total=False):
@@ -327,7 +327,7 @@ class Inbox:
         if len(self._items) < self._limit:
             self._excess = 0
         elif self._overflow == "block":
-            self._excess += _ITEM + self._size(item)
+            self._excess += _ITEM_OVERHEAD_BYTES + self._size(item)
             if self._excess > MAX_EXCESS:
                 return False
         elif self._overflow == "error":
@@ -382,7 +382,7 @@ class Window:
     def __init__(self, size: int, overflow: Overflow, *, is_local: bool = False) -> None:
         self._size = size
         self._is_local = is_local
-        self._now = size if is_local else min(size, _FIRST_WINDOW)  # the window in items, at the moment
+        self._now = size if is_local else min(size, _FIRST_WINDOW_ITEMS)  # the window in items, at the moment
         self._item = 0  # bytes of a large item
         self._blocks = overflow == "block"
         self._taken = 0  # items consumed since the window was last measured
@@ -411,18 +411,18 @@ class StallWatch(Struct, eq=False):
     request_id: str
     inbox: Inbox
     window: Window
-    pause: float = _STALL  # seconds until the next check
+    pause: float = _FIRST_STALL_SECONDS  # seconds until the next check
     received: int = 0  # items at the last check
     tick: int = 0
 
     def stalled(self, received: int, *, lossy: bool) -> bool:
         """Return whether to repeat the grant: no item has arrived, and the last grant may be lost or unsent."""
         if received != self.received or not self.inbox.waiting:
-            self.received, self.pause = received, _STALL
+            self.received, self.pause = received, _FIRST_STALL_SECONDS
             return False
         if not lossy and not self.window.unsent:
             return False
-        self.pause = min(2 * self.pause, _MAX_STALL)
+        self.pause = min(2 * self.pause, _MAX_STALL_SECONDS)
         return True
 
 
@@ -461,7 +461,7 @@ class Credits:
             self._stalled_at, self._reports = (received, self.sent), 1
             return None
         self._reports += 1
-        return received + 1 if self._reports >= _STALLS and received < self._stalled_at[1] else None
+        return received + 1 if self._reports >= _MIN_STALL_REPORTS and received < self._stalled_at[1] else None
 
     async def ready(self) -> None:
         """Wait until an item may be sent."""

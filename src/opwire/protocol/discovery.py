@@ -36,11 +36,11 @@ ABOUT = "opwire.about"
 OPERATIONS = "opwire.operations"
 
 _NO_CALLS = Statistics()
-_BREATH = 8  # operations described per turn of the event loop
-_AT_ONCE = 32  # servers that describe themselves at the same time: the last of 1,000 would be too late otherwise
-_LONGEST = 24  # times the patience with a silent server, for all of its operations
-_MAX_DESCRIBED = 128 * 1024 * 1024  # bytes that a server may describe: twice what a hub accepts of a spoke
-_MIN_SIZE = 512  # bytes that a description counts for at least, since it takes as much memory
+_DESCRIPTIONS_PER_TURN = 8
+_MAX_CONCURRENT_DESCRIPTIONS = 32  # one after another, the last of 1,000 servers would be too late
+_MAX_TIMEOUTS = 24  # that a server may take for all of its operations
+_MAX_DESCRIPTION_BYTES = 128 * 1024 * 1024  # twice what a hub accepts of a spoke
+_MIN_DESCRIPTION_BYTES = 512  # a small one takes as much memory
 
 
 class FoundServer(Struct, frozen=True):
@@ -203,7 +203,7 @@ class SelfDescription:
         served = [spec for spec in specs if spec is not None and (self._serves is None or self._serves(spec))]
         unchanged: list[str] = []
         for number, spec in enumerate(served):
-            if number % _BREATH == 0:
+            if number % _DESCRIPTIONS_PER_TURN == 0:
                 await asyncio.sleep(0)  # schemas may be built lazily: up to a millisecond each
             if allowed is not None and not allowed(spec):
                 continue
@@ -226,7 +226,7 @@ async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: floa
         CallError: UNAVAILABLE if not connected.
     """
     addresses = await calls.transport.servers(wait)
-    turns = asyncio.Semaphore(_AT_ONCE)
+    turns = asyncio.Semaphore(_MAX_CONCURRENT_DESCRIPTIONS)
     found = await asyncio.gather(*(_describe(calls, address, timeout, turns) for address in addresses))
     return [server for server in found if server is not None]
 
@@ -235,17 +235,17 @@ async def _describe(
     calls: PendingRequestMap, address: Address, timeout: float, turns: asyncio.Semaphore
 ) -> FoundServer | None:
     operations: list[OperationInfo] = []
-    room, is_warned = _MAX_DESCRIBED, False
+    room, is_warned = _MAX_DESCRIPTION_BYTES, False
     try:
         # Of all servers at once: any client of a broker can invent thousands of addresses, which never respond.
         server = await _server_info(calls, address, timeout)
         # 100,000 operations take ten seconds: what counts is that they keep coming.
-        items = calls.subscribe(OPERATIONS, to=address, idle_timeout=timeout, timeout=_LONGEST * timeout)
+        items = calls.subscribe(OPERATIONS, to=address, idle_timeout=timeout, timeout=_MAX_TIMEOUTS * timeout)
         async with turns, aclosing(items):
             async for each in items:
-                room -= max(json_size(each.data) or 0, _MIN_SIZE)
+                room -= max(json_size(each.data) or 0, _MIN_DESCRIPTION_BYTES)
                 if room < 0:
-                    most = f"{_MAX_DESCRIBED:,}"
+                    most = f"{_MAX_DESCRIPTION_BYTES:,}"
                     logger.warning("the server at %s described more than %s bytes: the rest is omitted", address, most)
                     break
                 try:

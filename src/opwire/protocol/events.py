@@ -90,15 +90,15 @@ Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Milliseconds = int | float  # keeps the integers that JavaScript writes
 
-_FAR = 2**53  # milliseconds: some 285,000 years, and JavaScript's largest safe integer
-_MAX_CODE = 100  # characters of a foreign error code
-_MAX_SKEW = 5.0  # seconds by which the clocks of two machines may differ before calls between them suffer
-_MAX_DELAY = 60.0  # seconds: no transport keeps a request for longer, so a greater difference is a wrong clock
+_MAX_MS = 2**53  # some 285,000 years, and JavaScript's largest safe integer
+_MAX_CODE_CHARACTERS = 100
+_MAX_CLOCK_SKEW_SECONDS = 5.0  # two machines may differ by so much before calls between them suffer
+_MAX_TRANSIT_SECONDS = 60.0  # no transport keeps a request for longer: a greater difference is a wrong clock
 
 
 def _bounded(milliseconds: Milliseconds) -> Milliseconds:
     """Clamp a peer's milliseconds to the range in which arithmetic on times cannot overflow."""
-    return milliseconds if -_FAR < milliseconds < _FAR else _FAR if milliseconds > 0 else -_FAR
+    return milliseconds if -_MAX_MS < milliseconds < _MAX_MS else _MAX_MS if milliseconds > 0 else -_MAX_MS
 
 
 class CallMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
@@ -150,13 +150,19 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
         """
         if self.timeout_ms is None:
             return default if self.deadline is None else _bounded(self.deadline) / 1000 - time.time()
-        left = (self.timeout_ms if -_FAR < self.timeout_ms < _FAR else _bounded(self.timeout_ms)) / 1000
+        left = (self.timeout_ms if -_MAX_MS < self.timeout_ms < _MAX_MS else _bounded(self.timeout_ms)) / 1000
         if self.deadline is None:
             return left - loop_lag
-        late = time.time() - (self.deadline if -_FAR < self.deadline < _FAR else _bounded(self.deadline)) / 1000 + left
-        if late <= 0 or late >= _MAX_DELAY or (loop_lag == 0 and late <= _MAX_SKEW):  # nearly always
+        late = (
+            time.time()
+            - (self.deadline if -_MAX_MS < self.deadline < _MAX_MS else _bounded(self.deadline)) / 1000
+            + left
+        )
+        if (
+            late <= 0 or late >= _MAX_TRANSIT_SECONDS or (loop_lag == 0 and late <= _MAX_CLOCK_SKEW_SECONDS)
+        ):  # nearly always
             return left
-        return left - max(min(late, loop_lag), late - _MAX_SKEW)
+        return left - max(min(late, loop_lag), late - _MAX_CLOCK_SKEW_SECONDS)
 
 
 class CallResponded(CallMessage, frozen=True, kw_only=True, tag="call.responded"):
@@ -216,7 +222,7 @@ class CallFailed(CallMessage, frozen=True, kw_only=True, tag="call.error"):
             self.details,
             retryable=self.retryable,
             retry_after=None if after is None else bounded_seconds(after, MAX_SECONDS * 1000) / 1000,
-            foreign_code=None if known else self.code[:_MAX_CODE],
+            foreign_code=None if known else self.code[:_MAX_CODE_CHARACTERS],
         )
 
 
@@ -289,12 +295,12 @@ CallEvent = (
 BULK = (CallRequested, CallResponded, CallProgress, CallQuestion)
 """Events that are rejected when a queue is full. Room is reserved for the others, which end or steer a call."""
 
-_FINAL = frozenset({CallCompleted, CallFailed, CallAborted})
+_FINAL_EVENTS = frozenset({CallCompleted, CallFailed, CallAborted})
 
 
 def is_final(event: CallEvent, *, streams: bool = False) -> bool:
     """Return whether an event ends its call. `streams`: that is a subscription, and its items may lack a `seq`."""
-    return event.seq is None and not streams if type(event) is CallResponded else type(event) in _FINAL
+    return event.seq is None and not streams if type(event) is CallResponded else type(event) in _FINAL_EVENTS
 
 
 _STRING = {"type": "string"}
@@ -389,7 +395,7 @@ _lenient_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
 )
 _id_decoder = msgspec.json.Decoder(_Id)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_COUNTS = frozenset({"version", "maxMessage", "heartbeatMs", "id", "credits", "seq", "n", "total", "received"})
+_INTEGER_FIELDS = frozenset({"version", "maxMessage", "heartbeatMs", "id", "credits", "seq", "n", "total", "received"})
 
 
 def _read(decoder: msgspec.json.Decoder[T], message: bytes | str) -> T:
@@ -403,9 +409,9 @@ def _read(decoder: msgspec.json.Decoder[T], message: bytes | str) -> T:
     except msgspec.ValidationError as error:
         fields = read_json(_fields_decoder, message)
         form = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
-        for name in _COUNTS & form.keys():
+        for name in _INTEGER_FIELDS & form.keys():
             count = msgspec.json.decode(form[name])
-            if isinstance(count, float) and count.is_integer() and abs(count) < _FAR:
+            if isinstance(count, float) and count.is_integer() and abs(count) < _MAX_MS:
                 form[name] = msgspec.Raw(b"%d" % count)
         if form == fields:
             raise error from None
@@ -533,12 +539,12 @@ def _payloads(event: CallEvent) -> tuple[Any, ...]:
 VERSION = 1
 """Version of the session protocol. Peers with another version are rejected."""
 
-_BATCH = 500  # operations, and
-_BATCH_CHARACTERS = 200_000  # characters of their ids in one message, with room for a digest of each
-_SHOWN = 200  # characters of the reason for which an operation is rejected
-_NAMED = 5  # operations listed in an error message
+_MAX_BATCH_IDS = 500
+_MAX_BATCH_CHARACTERS = 200_000  # leaves room for a digest of each operation
+_MAX_REASON_CHARACTERS = 200
+_MAX_LISTED_OPERATIONS = 5
 
-_MARK = b'{"type":"session.'  # prefix of every session event that `encode_session` returns
+_SESSION_PREFIX = b'{"type":"session.'  # prefix of every session event that `encode_session` returns
 
 
 class SessionMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
@@ -603,7 +609,7 @@ class RefusedOperation(Struct, frozen=True):
     @classmethod
     def of(cls, operation_id: str, error: CallError) -> "RefusedOperation":
         """Return the rejection of an operation; its message is truncated."""
-        return cls(operation_id, error.code.value, error.message[:_SHOWN])
+        return cls(operation_id, error.code.value, error.message[:_MAX_REASON_CHARACTERS])
 
 
 class Done(SessionMessage, frozen=True, tag="session.done"):
@@ -633,8 +639,8 @@ class Refused(SessionMessage, frozen=True, tag="session.refused"):
 
 def refusal_error(refused: Sequence[RefusedOperation]) -> CallError:
     """Return the error that lists the rejected operations, with the reason for the first of them."""
-    names = ", ".join(each.operation for each in refused[:_NAMED])
-    more = len(refused) - _NAMED
+    names = ", ".join(each.operation for each in refused[:_MAX_LISTED_OPERATIONS])
+    more = len(refused) - _MAX_LISTED_OPERATIONS
     named = f"{names} and {more:,} more" if more > 0 else names
     details = {"operations": [each.operation for each in refused]}
     return CallError(_code(refused[0].code), f"refused: {named} ({refused[0].message})", details)
@@ -688,14 +694,14 @@ SessionEvent = (
 )
 
 _session_encoder = msgspec.json.Encoder()
-_SESSION = SessionMessage.__subclasses__()
+_SESSION_EVENTS = SessionMessage.__subclasses__()
 _session_decoder: msgspec.json.Decoder[SessionEvent] = msgspec.json.Decoder(
-    union_of(WireAnnounce if kind is Announce else kind for kind in _SESSION),
+    union_of(WireAnnounce if kind is Announce else kind for kind in _SESSION_EVENTS),
     float_hook=parse_float,
 )
 
 SESSION_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
-    str(kind.__struct_config__.tag): json_schema_of(kind) for kind in _SESSION
+    str(kind.__struct_config__.tag): json_schema_of(kind) for kind in _SESSION_EVENTS
 }
 SESSION_EVENT_SCHEMA: dict[str, Any] = {
     "oneOf": [{key: part for key, part in each.items() if key != "$defs"} for each in SESSION_EVENT_SCHEMAS.values()],
@@ -707,7 +713,7 @@ def id_batches(operation_ids: Iterable[str]) -> Iterator[list[str]]:
     """Split the ids of operations into batches that fit into one message each."""
     batch, size = list[str](), 0
     for each in operation_ids:
-        if batch and (len(batch) == _BATCH or size + len(each) > _BATCH_CHARACTERS):
+        if batch and (len(batch) == _MAX_BATCH_IDS or size + len(each) > _MAX_BATCH_CHARACTERS):
             yield batch
             batch, size = [], 0
         batch.append(each)
@@ -727,7 +733,7 @@ def decode_message(message: bytes, *, limit: int = MAX_MESSAGE) -> CallEvent | S
     Raises:
         CallError: as `decode_event`.
     """
-    if message.startswith(_MARK):
+    if message.startswith(_SESSION_PREFIX):
         return _decode_session(message, limit)
     try:
         return decode_event(message, limit=limit)

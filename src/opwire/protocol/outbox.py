@@ -17,8 +17,9 @@ from opwire.typed.plain import memory_of
 
 T = TypeVar("T")
 
-_MAX_WAITING = 256 * 1024 * 1024  # bytes of responses that wait for room; half of them for one identity
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05  # seconds between two attempts: 16 MiB take 10 ms on a local connection
+_MAX_WAITING_BYTES = 256 * 1024 * 1024  # half of them for one identity
+_FIRST_PAUSE_SECONDS = 0.002
+_MAX_PAUSE_SECONDS = 0.05  # 16 MiB take 10 ms on a local connection
 
 
 def is_full(error: BaseException) -> bool:
@@ -30,7 +31,7 @@ class Outbox:
     """Events that wait for room, in the order in which they were made; those to one peer do not wait for another."""
 
     def __init__(self) -> None:
-        self.waiting: SharedLimit[str | None] = SharedLimit(_MAX_WAITING, _MAX_WAITING // 2)  # by identity
+        self.waiting: SharedLimit[str | None] = SharedLimit(_MAX_WAITING_BYTES, _MAX_WAITING_BYTES // 2)  # by identity
         self._turns: WeakValueDictionary[Address | None, asyncio.Lock] = WeakValueDictionary()
 
     def __len__(self) -> int:
@@ -44,7 +45,7 @@ class Outbox:
             CallError: `send` failed for another reason.
         """
         async with self._turns.setdefault(to, asyncio.Lock()):  # one attempt at a time: each encodes the event again
-            pause = _FIRST_PAUSE
+            pause = _FIRST_PAUSE_SECONDS
             while True:
                 try:
                     return send()
@@ -52,7 +53,7 @@ class Outbox:
                     if not is_full(error):
                         raise
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
     async def respond(self, error: CallError, to: Address, identity: str | None, data: Any, send: Callable[[], T]) -> T:
         """Send a response with this data, which failed with an error, when there is room.

@@ -24,7 +24,7 @@ from opwire.typed.plain import MAX_DEPTH, SCALARS, as_dict, survey, to_plain
 
 logger = get_logger("opwire.registry")
 
-_UNUSABLE = (
+_UNUSABLE_SCHEMA = (
     "{}: the input cannot be validated, because the input schema is invalid: {}; correct the schema, or allow the call "
     "with unchecked_input=True"
 )
@@ -148,7 +148,7 @@ class BoundOperation:
             self.spec.input_schema.on_release(self._forget_compiled)
         except SchemaError as error:
             if not self.spec.unchecked_input:
-                raise CallError(ErrorCode.EXECUTION_ERROR, _UNUSABLE.format(self.spec.id, error)) from error
+                raise CallError(ErrorCode.EXECUTION_ERROR, _UNUSABLE_SCHEMA.format(self.spec.id, error)) from error
             logger.warning("%s: the input schema is ignored, because it is invalid: %s", self.spec.id, error)
             self.accepts = always
         return self.accepts(input)

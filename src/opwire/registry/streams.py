@@ -22,7 +22,7 @@ Open = Callable[[Any, Context], AsyncGenerator[Any]]
 END = object()
 """The end of a stream."""
 
-_UNLIMITED = Context()
+_NO_LIMITS = Context()
 
 
 def opener(handler: Handler, pool: WorkerPool, label: str) -> Open:
@@ -54,7 +54,7 @@ async def next_item(
     Raises:
         CallError: TIMEOUT, at the deadline of the call or after `idle` seconds without an item.
     """
-    limits = _UNLIMITED if context.watched else context
+    limits = _NO_LIMITS if context.watched else context
     try:
         return await deadlines.limit(stream.__anext__, limits.within(idle).deadline, f"{label} gave no item")
     except StopAsyncIteration:

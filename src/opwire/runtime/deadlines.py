@@ -27,9 +27,9 @@ CALL_TIMEOUT = 300.0
 MAX_SECONDS = 86_400.0
 """The longest timeout, in seconds, that a peer can request; longer ones count as a day."""
 
-_TICK = 0.01
+_TICK_SECONDS = 0.01
 _NEVER = 1e12  # a monotonic time in seconds
-_SPARE = 64  # stale entries in the heap before it is rebuilt
+_MAX_STALE_TICKS = 64  # stale entries in the heap before it is rebuilt
 
 
 def back_off(attempt: int, *, first: float, longest: float) -> float:
@@ -98,7 +98,7 @@ class Deadlines:
             return self._here().add(key, when, expire)
         if not when < _NEVER:  # infinite, or not a number
             return 0
-        tick = int(when / _TICK) + 1
+        tick = int(when / _TICK_SECONDS) + 1
         due = self._due.get(tick)
         if due is None:
             due = self._due[tick] = {}
@@ -118,7 +118,7 @@ class Deadlines:
         if due is None or due.pop(key, None) is None or due:
             return
         del self._due[tick]
-        if len(self._ticks) > 2 * len(self._due) + _SPARE:
+        if len(self._ticks) > 2 * len(self._due) + _MAX_STALE_TICKS:
             self._ticks = list(self._due)
             heapify(self._ticks)
 
@@ -128,12 +128,12 @@ class Deadlines:
             self._timer.cancel()
         self._armed = tick
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(tick * _TICK - time.monotonic(), 0), self._expire)
+        self._timer = loop.call_later(max(tick * _TICK_SECONDS - time.monotonic(), 0), self._expire)
 
     def _expire(self) -> None:
         self._armed, self._timer = inf, None
         now, ready = time.monotonic(), list[dict[Any, Callable[[Any], None]]]()
-        while self._ticks and (self._ticks[0] * _TICK <= now or self._ticks[0] not in self._due):
+        while self._ticks and (self._ticks[0] * _TICK_SECONDS <= now or self._ticks[0] not in self._due):
             ready.append(self._due.pop(heappop(self._ticks), {}))
         if self._ticks:
             self._arm(self._ticks[0])
