@@ -82,7 +82,7 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_silent_connections_hold_a_bounded_number_of_threads_and_fill_no_log(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(telemetry, "_MAX_SCRAPES", 3)
+    monkeypatch.setattr(telemetry, "_MAX_SCRAPE_CONNECTIONS", 3)
     with serve_metrics(shop(), port=0) as url, ExitStack() as stack:
         address, before = ("127.0.0.1", urlsplit(url).port or 0), threading.active_count()
         silent = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(20)]

@@ -138,7 +138,7 @@ def test_a_server_that_does_not_answer_is_left_out(caplog: pytest.LogCaptureFixt
 async def test_a_server_that_describes_itself_without_end_is_cut_off(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "_MAX_DESCRIBED", 20_000)
+    monkeypatch.setattr(discovery, "_MAX_DESCRIPTION_BYTES", 20_000)
     registry, described, closed = shop(), 0, asyncio.Event()
 
     @registry.subscription("opwire.operations", access=AccessControl(public=True))

@@ -505,7 +505,7 @@ class Lossy(MemoryTransport):
 async def test_a_consumer_that_waits_repeats_its_grant_and_what_it_received(
     monkeypatch: pytest.MonkeyPatch, transport: type[MemoryTransport]
 ) -> None:
-    monkeypatch.setattr(call_table, "_STALL", 0.01)
+    monkeypatch.setattr(call_table, "_FIRST_STALL_SECONDS", 0.01)
     bus = MemoryBus()
     server, seen = await peer(bus, "a.b")
     async with PendingRequestMap(transport(bus), window=4) as calls:
@@ -527,7 +527,7 @@ async def test_a_consumer_that_waits_repeats_its_grant_and_what_it_received(
 
 
 async def test_a_grant_that_the_transport_refuses_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_table, "_STALL", 0.01)
+    monkeypatch.setattr(call_table, "_FIRST_STALL_SECONDS", 0.01)
     monkeypatch.setattr(Lossy, "lossy", False)
     bus = MemoryBus()
     server, seen = await peer(bus, "a.b")

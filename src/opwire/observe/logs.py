@@ -141,11 +141,11 @@ def masked(value: Any, names: Collection[str] = ()) -> Any:
     """Return plain data with "***" for the values of secret names, and of those in `names`, which are lower case."""
     if isinstance(value, dict):
         return {
-            name: "***" if re.search(_SECRET_NAMES, name) or name.lower() in names else masked(each, names)
-            for name, each in cast("dict[str, Any]", value).items()
+            name: "***" if re.search(_SECRET_NAMES, name) or name.lower() in names else masked(member, names)
+            for name, member in cast("dict[str, Any]", value).items()
         }
     if isinstance(value, list):
-        return [masked(each, names) for each in cast("list[Any]", value)]
+        return [masked(element, names) for element in cast("list[Any]", value)]
     return value
 
 
@@ -164,8 +164,8 @@ class JSONFormatter(logging.Formatter):
             "message": record.getMessage(),
             **as_dict(getattr(record, "access", None)),
         }
-        if (found := traceback_of(record)) is not None:
-            line["traceback"] = found
+        if (traceback := traceback_of(record)) is not None:
+            line["traceback"] = traceback
         return harmless_json(write_json(_encoder, line).decode())
 
 

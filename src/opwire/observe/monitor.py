@@ -172,23 +172,23 @@ class OperationTimings(Struct):
 
     def histogram(self) -> list[tuple[float, int]]:
         """Return the upper limits of the buckets in milliseconds, with the calls in each."""
-        found: list[tuple[float, int]] = []
+        buckets: list[tuple[float, int]] = []
         for bucket, count in sorted(self.buckets.items()):
             shift = max(bucket // 4 - 1, 0)
-            found.append((((bucket - 4 * shift + 1) << shift) / 1000, count))
-        return found
+            buckets.append((((bucket - 4 * shift + 1) << shift) / 1000, count))
+        return buckets
 
     def percentiles(self, *shares: float) -> list[float]:
         """Return the milliseconds within which these shares of the calls ended."""
-        total, found = self.calls, list[float]()
+        total, limits = self.calls, list[float]()
         for share in shares:
-            left = share * total
+            remaining_calls = share * total
             for upper, count in self.histogram():
-                left -= count
-                if left <= 0:
-                    found.append(upper)
+                remaining_calls -= count
+                if remaining_calls <= 0:
+                    limits.append(upper)
                     break
-        return found
+        return limits
 
 
 class CallWatcher:
@@ -215,7 +215,7 @@ class CallWatcher:
         self._outcome = None if outcome is None else outcome.upper()
         self._caller = caller
         self._filter = selects
-        self.is_filtered = any(each is not None for each in (id, operation, outcome, caller, selects))
+        self.is_filtered = any(filter_value is not None for filter_value in (id, operation, outcome, caller, selects))
         self._records: deque[CallRecord | _LazyRecord] = deque()
         self._rate = rate
         self._allowed = 0.0 if rate is None else min(rate, MAX_RECORDS)  # records that are not errors
@@ -260,11 +260,11 @@ class CallWatcher:
 
     def take(self) -> tuple[list[CallRecord], int]:
         """Return the buffered records, and how many calls beside them have none."""
-        taken, dropped = list(map(_created, self._records)), self.dropped
+        records, dropped = list(map(_created, self._records)), self.dropped
         self._refill(at_least=1)  # otherwise no record would come, and nothing would call this again
         self._records.clear()
         self.dropped = 0
-        return taken, dropped
+        return records, dropped
 
     def _refill(self, at_least: float = 0) -> None:
         """Allow records for the time that has passed."""
@@ -295,13 +295,17 @@ class CallWatcher:
             self._refill()
 
     def _selects(self, record: CallRecord) -> bool:
-        wanted = self._outcome
+        outcome_filter = self._outcome
         return (
             (self._id is None or record.request_id.startswith(self._id))
             and (self._operation is None or self._operation.match(record.operation_id) is not None)
             and (self._caller is None or record.caller == self._caller)
             and (self._filter is None or self._filter(record))
-            and (wanted is None or record.outcome == wanted or (wanted == "ERROR" and record.outcome != OK))
+            and (
+                outcome_filter is None
+                or record.outcome == outcome_filter
+                or (outcome_filter == "ERROR" and record.outcome != OK)
+            )
         )
 
 
@@ -333,7 +337,7 @@ class CallMonitor:
         self.statistics: dict[str, Statistics] = {}
         self.status: Literal["serving", "draining"] = "serving"
         self.in_flight = 0
-        self.amend: Callable[[ServerStatistics], ServerStatistics] = lambda found: found
+        self.amend: Callable[[ServerStatistics], ServerStatistics] = lambda statistics: statistics
         """Complete the answer of `opwire.statistics`: a hub adds its relayed calls."""
         self.on_watched: Callable[[bool], object] = lambda watched: None
         """Called when the first watcher comes and when the last one leaves, unless `timings` are kept."""
@@ -353,7 +357,7 @@ class CallMonitor:
         """Called by `show_values`."""
 
     def __repr__(self) -> str:
-        calls = sum(each.calls for each in self.statistics.values())
+        calls = sum(statistics.calls for statistics in self.statistics.values())
         return f"<{type(self).__name__} {self.name!r}, {calls:,} calls>"
 
     @property
@@ -381,12 +385,12 @@ class CallMonitor:
         timings = self.timings
         if timings is None:
             return
-        found = timings.get(operation_id)
-        if found is None:
+        operation_timings = timings.get(operation_id)
+        if operation_timings is None:
             if len(timings) >= MAX_TIMED or self._registry.get_spec(operation_id) is None:
                 return
-            found = timings[operation_id] = OperationTimings()
-        found.add(seconds, outcome)
+            operation_timings = timings[operation_id] = OperationTimings()
+        operation_timings.add(seconds, outcome)
 
     def keep_timings(self) -> None:
         """Keep the durations of calls from now on, of all operations."""
@@ -535,11 +539,13 @@ class CallMonitor:
                 status=self.status,
                 in_flight=self.in_flight,
                 operations=len(self._registry),
-                calls=sum(each.calls for each in counted),
-                errors=sum(each.errors for each in counted),
-                seconds=sum(each.seconds for each in counted),
+                calls=sum(statistics.calls for statistics in counted),
+                errors=sum(statistics.errors for statistics in counted),
+                seconds=sum(statistics.seconds for statistics in counted),
                 watchers=len(self._watchers),
-                busiest=[OperationStatistics(id=id, **msgspec.structs.asdict(each)) for id, each in busiest],
+                busiest=[
+                    OperationStatistics(id=id, **msgspec.structs.asdict(statistics)) for id, statistics in busiest
+                ],
             )
         )
 

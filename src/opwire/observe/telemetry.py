@@ -379,16 +379,16 @@ def _observe_relay(transport: Any, meter_provider: MeterProvider | None) -> Call
     relays = [transport]  # instruments cannot be removed, so that they report nothing in the end
 
     def calls(_: CallbackOptions) -> Iterator[Observation]:
-        for each in relays:
-            ended, failed, _ = each.relayed  # and those that are open
-            yield Observation(ended - failed, {"outcome": "ok"})
+        for relay in relays:
+            ended_calls, failed, _ = relay.relayed  # and those that are open
+            yield Observation(ended_calls - failed, {"outcome": "ok"})
             yield Observation(failed, {"outcome": "error"})
 
     def active(_: CallbackOptions) -> Iterator[Observation]:
-        return (Observation(each.relayed[2]) for each in relays)
+        return (Observation(relay.relayed[2]) for relay in relays)
 
     def peers(_: CallbackOptions) -> Iterator[Observation]:
-        return (Observation(len(each.peers)) for each in relays)
+        return (Observation(len(relay.peers)) for relay in relays)
 
     meter = get_meter("opwire", version("opwire"), meter_provider)
     meter.create_observable_counter("opwire.relay.calls", [calls], "{call}", "Calls between peers of the hub.")
@@ -425,8 +425,8 @@ def serve_metrics(*targets: Instrumentable, host: str = "127.0.0.1", port: int =
     meters = ExportedMeters([PrometheusMetricReader()])
     end = instrument(*targets, meter_provider=meters)
     try:
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{server.server_port}/metrics"
+        shown_host = f"[{host}]" if ":" in host else host
+        yield f"http://{shown_host}:{server.server_port}/metrics"
     finally:
         end()
         meters.shutdown()
@@ -506,8 +506,8 @@ def _record_rejected(
 ) -> None:
     """Record a call without an operation to run: no interceptor sees it."""
     spec = registry.get_spec(operation_id)
-    known, type = spec is not None, None if spec is None else spec.type
-    recorded = RecordedCall(recorder, operation_id, context, type=type, known=known)
+    is_known, type = spec is not None, None if spec is None else spec.type
+    recorded = RecordedCall(recorder, operation_id, context, type=type, known=is_known)
     recorded.failed(error)
     recorded.end()
 

@@ -106,10 +106,10 @@ class RemoteCaller:
         """
         self._last += 1
         number, answered = self._last, asyncio.get_running_loop().create_future()
-        asked = CallQuestion(
+        question_event = CallQuestion(
             request_id=self._request_id, id=number, kind=question.kind, params=question.params, key=question.key or None
         )
-        if len(self._open) >= MAX_QUESTIONS or not self._send(asked):
+        if len(self._open) >= MAX_QUESTIONS or not self._send(question_event):
             raise unanswerable(question, "which cannot be sent to its caller")
         self._open[number] = answered
         try:

@@ -127,9 +127,9 @@ class Announcements:
         while self._changes:
             changes, self._changes = self._changes, {}
             try:
-                if gone := [each for each, there in changes.items() if not there]:
-                    await self._transport.withdraw(gone)
-                if new := [each for each, there in changes.items() if there]:
+                if withdrawn_ids := [operation_id for operation_id, there in changes.items() if not there]:
+                    await self._transport.withdraw(withdrawn_ids)
+                if new := [operation_id for operation_id, there in changes.items() if there]:
                     await self._transport.announce(new)
             except Exception as error:
                 logger.warning("changes of the registry could not be announced: %s", error)
@@ -195,7 +195,10 @@ class SelfDescription:
         return OperationInfo.of(spec, self._statistics.get(spec.id, _NO_CALLS))
 
     async def _described(
-        self, allowed: Callable[[OperationSpec], bool] | None, operations: list[str] | None, known: dict[str, str]
+        self,
+        allowed: Callable[[OperationSpec], bool] | None,
+        operations: list[str] | None,
+        known_digests: dict[str, str],
     ) -> AsyncIterator[Any]:
         specs: Iterable[OperationSpec | None] = self._registry.list()
         if operations is not None:
@@ -208,7 +211,7 @@ class SelfDescription:
             if allowed is not None and not allowed(spec):
                 continue
             info = self._info(spec)
-            if spec.id in known and info.fingerprint().digest == known[spec.id]:
+            if spec.id in known_digests and info.fingerprint().digest == known_digests[spec.id]:
                 unchanged.append(spec.id)
             else:
                 yield info.plain()
@@ -227,8 +230,8 @@ async def discover(calls: PendingRequestMap, *, wait: float = 0.5, timeout: floa
     """
     addresses = await calls.transport.servers(wait)
     turns = asyncio.Semaphore(_MAX_CONCURRENT_DESCRIPTIONS)
-    found = await asyncio.gather(*(_describe(calls, address, timeout, turns) for address in addresses))
-    return [server for server in found if server is not None]
+    servers = await asyncio.gather(*(_describe(calls, address, timeout, turns) for address in addresses))
+    return [server for server in servers if server is not None]
 
 
 async def _describe(
@@ -242,14 +245,14 @@ async def _describe(
         # 100,000 operations take ten seconds: what counts is that they keep coming.
         items = calls.subscribe(OPERATIONS, to=address, idle_timeout=timeout, timeout=_MAX_TIMEOUTS * timeout)
         async with turns, aclosing(items):
-            async for each in items:
-                room -= max(json_size(each.data) or 0, _MIN_DESCRIPTION_BYTES)
+            async for envelope in items:
+                room -= max(json_size(envelope.data) or 0, _MIN_DESCRIPTION_BYTES)
                 if room < 0:
                     most = f"{_MAX_DESCRIPTION_BYTES:,}"
                     logger.warning("the server at %s described more than %s bytes: the rest is omitted", address, most)
                     break
                 try:
-                    operations.append(OperationInfo.read(each.data))
+                    operations.append(OperationInfo.read(envelope.data))
                 except CallError as error:
                     if not is_warned:  # more of them would fill the log
                         logger.warning("ignoring an operation of the server at %s: %s", address, error.message)

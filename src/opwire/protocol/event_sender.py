@@ -36,22 +36,22 @@ class EventSender:
 
     def request(self, event: CallRequested) -> Address | None:
         """Send a request to one of the servers of its operation, as `Transport.request`."""
-        shown = self.show(event) if self.observers else None
+        showing = self.show(event) if self.observers else None
         try:
             return self._transport.request(event)
         except BaseException:
-            if shown is not None:
-                shown.cancel()
+            if showing is not None:
+                showing.cancel()
             raise
 
     def send(self, event: CallEvent, to: Address | None) -> None:
         """Send an event to a peer, as `Transport.send`."""
-        shown = self.show(event) if self.observers else None
+        showing = self.show(event) if self.observers else None
         try:
             self._transport.send(event, to)
         except BaseException:
-            if shown is not None:
-                shown.cancel()
+            if showing is not None:
+                showing.cancel()
             raise
 
     def try_send(self, event: CallEvent, to: Address | None) -> bool:

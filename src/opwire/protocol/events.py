@@ -150,19 +150,19 @@ class CallRequested(CallMessage, frozen=True, kw_only=True, tag="call.requested"
         """
         if self.timeout_ms is None:
             return default if self.deadline is None else _bounded(self.deadline) / 1000 - time.time()
-        left = (self.timeout_ms if -_MAX_MS < self.timeout_ms < _MAX_MS else _bounded(self.timeout_ms)) / 1000
+        remaining = (self.timeout_ms if -_MAX_MS < self.timeout_ms < _MAX_MS else _bounded(self.timeout_ms)) / 1000
         if self.deadline is None:
-            return left - loop_lag
+            return remaining - loop_lag
         late = (
             time.time()
             - (self.deadline if -_MAX_MS < self.deadline < _MAX_MS else _bounded(self.deadline)) / 1000
-            + left
+            + remaining
         )
         if (
             late <= 0 or late >= _MAX_TRANSIT_SECONDS or (loop_lag == 0 and late <= _MAX_CLOCK_SKEW_SECONDS)
         ):  # nearly always
-            return left
-        return left - max(min(late, loop_lag), late - _MAX_CLOCK_SKEW_SECONDS)
+            return remaining
+        return remaining - max(min(late, loop_lag), late - _MAX_CLOCK_SKEW_SECONDS)
 
 
 class CallResponded(CallMessage, frozen=True, kw_only=True, tag="call.responded"):
@@ -215,14 +215,14 @@ class CallFailed(CallMessage, frozen=True, kw_only=True, tag="call.error"):
 
     def error(self) -> CallError:
         """Return the error to raise at the caller."""
-        known, after = self.code in ErrorCode.__members__, self.retry_after_ms
+        is_known_code, after = self.code in ErrorCode.__members__, self.retry_after_ms
         return CallError(
-            ErrorCode(self.code) if known else ErrorCode.EXECUTION_ERROR,
+            ErrorCode(self.code) if is_known_code else ErrorCode.EXECUTION_ERROR,
             self.message,
             self.details,
             retryable=self.retryable,
             retry_after=None if after is None else bounded_seconds(after, MAX_SECONDS * 1000) / 1000,
-            foreign_code=None if known else self.code[:_MAX_CODE_CHARACTERS],
+            foreign_code=None if is_known_code else self.code[:_MAX_CODE_CHARACTERS],
         )
 
 
@@ -589,7 +589,7 @@ class WireAnnounce(Announce, frozen=True, tag="session.announce"):
     @property
     def carried(self) -> int:
         """The number of bytes of the descriptions."""
-        return sum(memoryview(each).nbytes for each in self.descriptions)
+        return sum(memoryview(description).nbytes for description in self.descriptions)
 
 
 class Withdraw(SessionMessage, frozen=True, tag="session.withdraw"):
@@ -639,11 +639,11 @@ class Refused(SessionMessage, frozen=True, tag="session.refused"):
 
 def refusal_error(refused: Sequence[RefusedOperation]) -> CallError:
     """Return the error that lists the rejected operations, with the reason for the first of them."""
-    names = ", ".join(each.operation for each in refused[:_MAX_LISTED_OPERATIONS])
+    names = ", ".join(operation.operation for operation in refused[:_MAX_LISTED_OPERATIONS])
     more = len(refused) - _MAX_LISTED_OPERATIONS
-    named = f"{names} and {more:,} more" if more > 0 else names
-    details = {"operations": [each.operation for each in refused]}
-    return CallError(_code(refused[0].code), f"refused: {named} ({refused[0].message})", details)
+    operations_text = f"{names} and {more:,} more" if more > 0 else names
+    details = {"operations": [operation.operation for operation in refused]}
+    return CallError(_code(refused[0].code), f"refused: {operations_text} ({refused[0].message})", details)
 
 
 def _code(code: str) -> ErrorCode:
@@ -704,20 +704,24 @@ SESSION_EVENT_SCHEMAS: dict[str, dict[str, Any]] = {
     str(kind.__struct_config__.tag): json_schema_of(kind) for kind in _SESSION_EVENTS
 }
 SESSION_EVENT_SCHEMA: dict[str, Any] = {
-    "oneOf": [{key: part for key, part in each.items() if key != "$defs"} for each in SESSION_EVENT_SCHEMAS.values()],
-    "$defs": {name: part for each in SESSION_EVENT_SCHEMAS.values() for name, part in each.get("$defs", {}).items()},
+    "oneOf": [
+        {key: part for key, part in schema.items() if key != "$defs"} for schema in SESSION_EVENT_SCHEMAS.values()
+    ],
+    "$defs": {
+        name: part for schema in SESSION_EVENT_SCHEMAS.values() for name, part in schema.get("$defs", {}).items()
+    },
 }
 
 
 def id_batches(operation_ids: Iterable[str]) -> Iterator[list[str]]:
     """Split the ids of operations into batches that fit into one message each."""
     batch, size = list[str](), 0
-    for each in operation_ids:
-        if batch and (len(batch) == _MAX_BATCH_IDS or size + len(each) > _MAX_BATCH_CHARACTERS):
+    for operation_id in operation_ids:
+        if batch and (len(batch) == _MAX_BATCH_IDS or size + len(operation_id) > _MAX_BATCH_CHARACTERS):
             yield batch
             batch, size = [], 0
-        batch.append(each)
-        size += len(each)
+        batch.append(operation_id)
+        size += len(operation_id)
     if batch:
         yield batch
 

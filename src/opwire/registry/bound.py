@@ -106,9 +106,9 @@ class BoundOperation:
                 msgspec.convert(input, self.flat)
                 return input
             if type(input) is dict:
-                given = cast("dict[str, Any]", input)
-                if self.exact.issuperset(map(type, given.values())) and self.accepts(given):
-                    return given
+                values = cast("dict[str, Any]", input)
+                if self.exact.issuperset(map(type, values.values())) and self.accepts(values):
+                    return values
         except ValueError:  # invalid, or not JSON
             pass
         return self._arguments(input)
@@ -116,10 +116,10 @@ class BoundOperation:
     def _arguments(self, input: Any) -> Any:
         if input is None and as_dict(self.spec.input_schema.json).get("type") == "object":
             input = {}
-        found = survey(input)
-        if found.deep:
+        shape = survey(input)
+        if shape.deep:
             raise input_error(self.spec.id, [Problem("", f"the value is nested deeper than {MAX_DEPTH}")])
-        if not found.plain:
+        if not shape.plain:
             try:
                 input = to_plain(input if self.prepare is None else self.prepare(input))
             except NotPlainError as error:

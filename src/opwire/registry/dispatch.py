@@ -37,8 +37,8 @@ class Dispatcher:
         serves: Callable[[OperationSpec], bool] | None = None,
         own: Callable[[], OperationRegistry] | None = None,
     ) -> None:
-        given = cast("object", registry)
-        if given is None:  # a function that should return it does not
+        argument = cast("object", registry)
+        if argument is None:  # a function that should return it does not
             raise UsageError("registry must be an instance of OperationRegistry, not None")
         check_instance(OperationRegistry, registry=registry)
         self.registry = registry
@@ -105,9 +105,9 @@ class Dispatcher:
         Raises:
             CallError: the call failed.
         """
-        own = self._own if spec.id.startswith(OWN) else None
-        if own is not None and self.registry.get_spec(spec.id) is not spec and self._is_own(spec):
-            return own().execute(spec.id, input, context)
+        own_operations = self._own if spec.id.startswith(OWN) else None
+        if own_operations is not None and self.registry.get_spec(spec.id) is not spec and self._is_own(spec):
+            return own_operations().execute(spec.id, input, context)
         if self._rerouted is not None and (handler := self._rerouted.get(spec.id)) is not None:
             return self._interceptors.cached(spec, handler).execute(input, context)
         if self._interceptors.installed:

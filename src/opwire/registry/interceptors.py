@@ -34,10 +34,10 @@ class Interceptors:
 
     def cached(self, spec: OperationSpec, handler: Handler) -> "InterceptedCall":
         """Return the intercepted call of a spec, built once: an interceptor may keep state per operation."""
-        known = self._calls.get(spec.id)
-        if known is None or known[0] is not spec:
-            known = self._calls[spec.id] = (spec, InterceptedCall(spec, handler, self.installed))
-        return known[1]
+        cached_call = self._calls.get(spec.id)
+        if cached_call is None or cached_call[0] is not spec:
+            cached_call = self._calls[spec.id] = (spec, InterceptedCall(spec, handler, self.installed))
+        return cached_call[1]
 
     def remote(self, operation_id: str, type: OperationType, handler: Handler) -> "InterceptedCall":
         """Wrap every interceptor around one call of an operation at a peer.

@@ -27,9 +27,9 @@ class Tally(dict[K, int]):
 
     def subtract(self, key: K, number: int = 1) -> None:
         """Reduce the number of a key."""
-        left = self[key] - number
-        if left > 0:
-            self[key] = left
+        remaining = self[key] - number
+        if remaining > 0:
+            self[key] = remaining
         else:
             self.pop(key, None)
 
@@ -45,11 +45,11 @@ class SharedLimit(Generic[K]):
 
     def take(self, owner: K, amount: int) -> bool:
         """Count what an owner takes; if there is no room for it, return False, and count nothing."""
-        held = self.held[owner] + amount
-        if held > self._most_each or self._total + amount > self._most:
+        held_amount = self.held[owner] + amount
+        if held_amount > self._most_each or self._total + amount > self._most:
             return False
         self._total += amount
-        self.held[owner] = held
+        self.held[owner] = held_amount
         return True
 
     def give_back(self, owner: K, amount: int) -> None:

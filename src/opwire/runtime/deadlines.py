@@ -85,9 +85,9 @@ class Deadlines:
         loop = asyncio.get_running_loop()
         here = self._by_loop.get(loop)
         if here is None:
-            for each in list(self._by_loop):
-                if each.is_closed():
-                    self._by_loop.pop(each, None)
+            for event_loop in list(self._by_loop):
+                if event_loop.is_closed():
+                    self._by_loop.pop(event_loop, None)
             here = self._by_loop[loop] = Deadlines()
             here.bind()
         return here

@@ -20,12 +20,12 @@ def stop_signals() -> Generator[asyncio.Event]:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     with ExitStack() as handlers:
         if threading.current_thread() is threading.main_thread():
-            for each in STOP_SIGNALS:
+            for signal_number in STOP_SIGNALS:
                 # Afterwards: the event loop would leave Python's default, also for a signal that was ignored.
-                handlers.callback(signal.signal, each, signal.getsignal(each) or signal.SIG_DFL)
+                handlers.callback(signal.signal, signal_number, signal.getsignal(signal_number) or signal.SIG_DFL)
                 try:
-                    loop.add_signal_handler(each, stop.set)
-                    handlers.callback(loop.remove_signal_handler, each)
+                    loop.add_signal_handler(signal_number, stop.set)
+                    handlers.callback(loop.remove_signal_handler, signal_number)
                 except NotImplementedError:  # Windows: its event loops wake up for Python's own handlers
-                    signal.signal(each, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
+                    signal.signal(signal_number, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
         yield stop

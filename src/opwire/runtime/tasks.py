@@ -60,8 +60,8 @@ def in_turns(act: Callable[[T], object], items: list[T], portion: int = 500) -> 
 
     To cancel the handlers of 500 requests takes 10 ms, with what each of them does at its end.
     """
-    for each in items[:portion]:
-        act(each)
+    for item in items[:portion]:
+        act(item)
     if len(items) > portion:
         asyncio.get_running_loop().call_soon(in_turns, act, items[portion:], portion)
 
