@@ -121,7 +121,7 @@ def lazy_names(root: Path = ROOT) -> dict[str, str]:
 def parts_of_tests(root: Path = ROOT) -> dict[Path, set[str]]:
     """Return the parts that each file of the tests uses, itself or through the helpers that it imports."""
     all_parts, lazy = parts(root), lazy_names(root)
-    files = sorted((root / "tests").rglob("*.py"))
+    files = sorted(path for path in (root / "tests").rglob("*.py") if "node_modules" not in path.parts)
     module_files = {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files
     }
