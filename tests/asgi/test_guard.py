@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from opwire import Identity
 from opwire.asgi import bodies
-from opwire.asgi.credentials import MAX_CONCURRENT_RECHECKS, Credentials
-from opwire.asgi.guard import RequestGuard
+from opwire.asgi.app import ListeningApp
+from opwire.asgi.guard import MAX_CONCURRENT_RECHECKS, RequestGuard
 from opwire.asgi.listener import listening
 from opwire.asgi.request import ADMITTED, AdmittedRequest, App
 from opwire.auth import Grant, JWTs, StaticTokens, allow_anonymous, callback
@@ -69,6 +69,12 @@ class Gate:
         """Wait until the requests of these callers have arrived, and no others."""
         while Counter(self._waiting) != Counter(identities):
             await asyncio.sleep(0.01)
+
+
+class Surface(ListeningApp):
+    """An app with nothing to end."""
+
+    def drain(self) -> None: ...
 
 
 class House:
@@ -627,7 +633,7 @@ async def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_read(h
 async def test_the_body_of_a_request_for_another_protocol_is_not_read_as_the_next_request(
     house: House, host: bytes, protocol: bytes, length: bytes
 ) -> None:
-    client = house.behind(RequestGuard(echo))
+    client = house.behind(Surface(RequestGuard(echo)))
     inner = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % client.path
     head = b"POST %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: %s\r\n" % (client.path, host, protocol)
     reader, writer = await client.connect()
@@ -646,7 +652,7 @@ async def test_the_body_of_a_request_for_another_protocol_is_not_read_as_the_nex
 async def test_a_request_without_a_body_may_ask_for_another_protocol_and_is_the_last_of_its_connection(
     house: House,
 ) -> None:
-    client = house.behind(RequestGuard(echo))
+    client = house.behind(Surface(RequestGuard(echo)))
     head = b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" % client.path
     answer = await client.raw(head)
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -741,9 +747,9 @@ async def test_few_streams_have_their_tokens_checked_at_the_same_time() -> None:
         checking -= 1
         return Identity(id="me")
 
-    credentials = Credentials(echo, authenticate=callback(look_up))
+    guard = RequestGuard(echo, authenticate=callback(look_up))
     request = AdmittedRequest("GET", [], {b"authorization": b"Bearer a-token"})
-    assert await asyncio.gather(*(credentials.regrant(request) for _ in range(20))) == 20 * [Grant(Identity(id="me"))]
+    assert await asyncio.gather(*(guard.regrant(request) for _ in range(20))) == 20 * [Grant(Identity(id="me"))]
     assert most == MAX_CONCURRENT_RECHECKS
 
 

@@ -1,4 +1,4 @@
-"""Middleware that reads the body of a request, within limits of size, time and memory.
+"""Read the body of a request, within limits of size, time and memory.
 
 A request is served with its complete body, so that a slow sender holds only its own place.
 """
@@ -8,9 +8,8 @@ import contextlib
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from opwire.asgi.headers import CHUNKED, CLOSE, UPGRADE, malformed
-from opwire.asgi.problem import HTTPStatusError, Send
-from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope
+from opwire.asgi.problem import Header, HTTPStatusError
+from opwire.asgi.request import UPGRADE, AdmittedRequest, Receive
 from opwire.errors import CallError, ErrorCode
 from opwire.runtime.bounded import SharedLimit
 from opwire.runtime.deadlines import limit_text
@@ -22,6 +21,9 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_OPEN_BODY_BYTES = 256 * 1024 * 1024
 """Bytes of the large bodies of open requests, or four of the largest."""
 
+CHUNKED = b"transfer-encoding"
+
+_CLOSE: Header = (b"connection", b"close")  # the rest of the connection is not read
 _LARGE_BODY_BYTES = 64 * 1024  # the number of requests bounds the memory of smaller ones
 _MAX_LENGTH_DIGITS = 18
 _MAX_DISCARDED_BYTES = 16 * 1024 * 1024
@@ -33,41 +35,28 @@ class ClientDisconnectedError(Exception):
     """The client disconnected before its body was complete."""
 
 
-class Bodies:
-    """Give each request its complete body, and drop it at the end: a connection keeps the scope until its next request.
+class BodyReader:
+    """Read bodies of at most `max_bytes` that arrive within `timeout` seconds.
 
     If requests are in `shares`, those of one caller, or of all without a token, get at most half of the memory.
     """
 
-    def __init__(self, app: App, *, max_bytes: int, timeout: float, shares: bool) -> None:
-        self._app = app
+    def __init__(self, max_bytes: int, timeout: float, *, shares: bool) -> None:
         self._max_bytes = max_bytes
         self._timeout = timeout
         memory = max(MAX_OPEN_BODY_BYTES, 4 * max_bytes)
         self._memory: SharedLimit[str | None] = SharedLimit(memory, memory // 2 if shares else memory)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body of a request, then serve it.
+    async def read(self, request: AdmittedRequest, receive: Receive) -> None:
+        """Read the body of a request.
 
         Raises:
             HTTPStatusError, CallError: it is rejected.
             ClientDisconnectedError: it does not arrive.
         """
-        request: AdmittedRequest = scope[ADMITTED]
         headers = request.headers
         if request.method in _METHODS_WITHOUT_BODY and b"content-length" not in headers and CHUNKED not in headers:
-            await self._app(scope, receive, send)
             return
-        memory = _BodyMemory(self._memory, request.share)
-        try:
-            request.body = await self._read(request, receive, memory)
-            await self._app(scope, receive, send)
-        finally:
-            request.body = b""
-            memory.release()
-
-    async def _read(self, request: AdmittedRequest, receive: Receive, memory: "_BodyMemory") -> bytes:
-        headers = request.headers
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise CallError(ErrorCode.PROTOCOL_ERROR, "content-length is not a number")
@@ -77,14 +66,20 @@ class Bodies:
             raise self._too_large()
         try:
             async with asyncio.timeout(self._timeout):
-                body = await self._collect(receive, memory, int(length) or self._max_bytes)
+                body = await self._collect(request, receive, int(length) or self._max_bytes)
         except TimeoutError:
             late = CallError(ErrorCode.TIMEOUT, f"the body did not arrive within {limit_text(self._timeout)} s")
-            raise HTTPStatusError(HTTPStatus.REQUEST_TIMEOUT, late, CLOSE) from None
+            raise HTTPStatusError(HTTPStatus.REQUEST_TIMEOUT, late, _CLOSE) from None
         _check_body(body, headers)
-        return body
+        request.body = body
 
-    async def _collect(self, receive: Receive, memory: "_BodyMemory", expected_bytes: int) -> bytes:
+    def release(self, request: AdmittedRequest) -> None:
+        """Drop the body of a request at its end: the connection keeps the scope until its next request."""
+        request.body = b""
+        if request.reserved_bytes:
+            self._memory.give_back(request.share, request.reserved_bytes)
+
+    async def _collect(self, request: AdmittedRequest, receive: Receive, expected_bytes: int) -> bytes:
         buffer = bytearray()  # not a list: a chunk may have one byte
         while True:
             message = await receive()
@@ -96,43 +91,34 @@ class Bodies:
                 await _discard(receive)
                 raise self._too_large()
             # By what has arrived, not by the stated length: that costs a sender nothing.
-            if size > max(_LARGE_BODY_BYTES, memory.reserved) and not memory.reserve(min(2 * size, expected_bytes)):
+            is_large = size > max(_LARGE_BODY_BYTES, request.reserved_bytes)
+            if is_large and not self._reserve(request, min(2 * size, expected_bytes)):
                 del buffer, chunk, message
                 await _discard(receive)
                 full = CallError(ErrorCode.UNAVAILABLE, "other requests have large bodies: try again", retry_after=1)
-                raise HTTPStatusError(HTTPStatus.SERVICE_UNAVAILABLE, full, CLOSE)
+                raise HTTPStatusError(HTTPStatus.SERVICE_UNAVAILABLE, full, _CLOSE)
             if not message.get("more_body", False):
                 return bytes(buffer + chunk) if buffer else chunk
             buffer += chunk
 
-    def _too_large(self) -> HTTPStatusError:
-        error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_bytes:,} bytes")
-        return HTTPStatusError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error, CLOSE)
-
-
-class _BodyMemory:
-    """What the body of one request takes of the memory for large bodies."""
-
-    def __init__(self, limit: SharedLimit[str | None], share: str | None) -> None:
-        self.reserved = 0  # bytes
-        self._limit = limit
-        self._share = share
-
-    def reserve(self, size: int) -> bool:
-        """Reserve memory for this size; if there is no room, return False, and reserve none.
+    def _reserve(self, request: AdmittedRequest, size: int) -> bool:
+        """Reserve memory for a body of this size; if there is no room, return False, and reserve none.
 
         So a body that is rejected makes room for the others, and of many at once as many as fit get through.
         """
-        self.release()
-        has_room = self._limit.take(self._share, size)
-        self.reserved = size if has_room else 0
+        self._memory.give_back(request.share, request.reserved_bytes)
+        has_room = self._memory.take(request.share, size)
+        request.reserved_bytes = size if has_room else 0
         return has_room
 
-    def release(self) -> None:
-        """Reserve no more."""
-        if self.reserved:
-            self._limit.give_back(self._share, self.reserved)
-            self.reserved = 0
+    def _too_large(self) -> HTTPStatusError:
+        error = CallError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body has more than {self._max_bytes:,} bytes")
+        return HTTPStatusError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error, _CLOSE)
+
+
+def malformed(message: str) -> HTTPStatusError:
+    """Return the error for a request after which the connection cannot be read on."""
+    return HTTPStatusError(HTTPStatus.BAD_REQUEST, CallError(ErrorCode.PROTOCOL_ERROR, message), _CLOSE)
 
 
 def _check_body(body: bytes, headers: Mapping[bytes, bytes]) -> None:

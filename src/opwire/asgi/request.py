@@ -1,10 +1,9 @@
-"""A request as the guard admits it, and the spelling of its path."""
+"""A request as the guard admits it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -21,6 +20,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 ADMITTED = "opwire.request"
 """Key of the ASGI scope: the `AdmittedRequest`."""
 
+UPGRADE = b"upgrade"
+"""The header of a request for another protocol."""
+
 
 class AdmittedRequest(Struct):
     """A request as the guard admits it, for the app behind. `receive` is for disconnects alone."""
@@ -35,6 +37,7 @@ class AdmittedRequest(Struct):
     regrant: "Callable[[AdmittedRequest], Awaitable[Grant | None]] | None" = None  # checks its token again
     offers_oauth: bool = False  # clients can get a token, or one with more scopes
     body: bytes = b""  # complete
+    reserved_bytes: int = 0  # of the memory for large bodies
     is_counted: bool = False  # in the share of its identity
     share: str | None = None  # the id of that identity; None: the share of requests without a token
 
@@ -60,29 +63,3 @@ def has_no_token(scope: Mapping[str, Any]) -> bool:
     """Return whether a request was admitted without a token by a guard that authenticates."""
     request: AdmittedRequest | None = scope.get(ADMITTED)
     return request is not None and request.is_counted and request.share is None
-
-
-# --- paths ------------------------------------------------------------------------------------------------------------
-
-
-def path_in_app(scope: Scope) -> str:
-    """Return the path of a request below the one that its app is mounted at; the latter without a slash as it is."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] if root and path.startswith(f"{root}/") else path
-
-
-def is_plain(scope: Scope) -> bool:
-    """Return whether the path of a request came without percent-encoding, as that of the mounted app needs it.
-
-    %61 is an `a` to us, and may not be to a proxy: its rules for a path could be evaded.
-    """
-    raw: bytes = scope.get("raw_path") or b""
-    return b"%" not in raw or b"%" not in raw.removeprefix(quote(scope.get("root_path", "")).encode())
-
-
-def is_spelled(scope: Scope, path: str) -> bool:
-    """Return whether the path of a request, which begins with this one, came without percent-encoding so far."""
-    raw: bytes = scope.get("raw_path") or b""
-    sent = raw.removeprefix(quote(scope.get("root_path", "")).encode())
-    return b"%" not in raw or sent.startswith(path.encode() + b"/")

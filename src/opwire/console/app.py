@@ -9,11 +9,10 @@ from urllib.parse import quote
 from starlette.responses import Response
 from starlette.routing import Router
 
-from opwire.asgi.app import ListeningApp
+from opwire.asgi.app import ExactRoute, ListeningApp, PrefixRoute
 from opwire.asgi.guard import GuardOptions, RequestGuard
 from opwire.asgi.problem import Send
 from opwire.asgi.request import App, Receive, Scope
-from opwire.asgi.routing import ExactRoute, PrefixRoute
 from opwire.console.call_log import CallLog
 from opwire.console.calls import ConsoleCalls
 from opwire.console.endpoints import OperationEndpoints, SessionEndpoints, SystemEndpoints

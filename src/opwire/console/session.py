@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from opwire.asgi.credentials import FoundSession
+from opwire.asgi.guard import FoundSession
 from opwire.auth.tokens import Authenticator, Grant
 from opwire.errors import CallError, ErrorCode
 from opwire.model.identity import Identity

@@ -13,12 +13,11 @@ from urllib.parse import quote
 from starlette.routing import Router
 
 from opwire.agents.tools import MAX_NAME
-from opwire.asgi.app import ListeningApp
+from opwire.asgi.app import ExactRoute, ListeningApp, is_plain
 from opwire.asgi.guard import GuardOptions, RequestGuard
 from opwire.asgi.listener import ListenOptions
 from opwire.asgi.problem import Header, HTTPStatusError, Send
-from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope, is_plain
-from opwire.asgi.routing import ExactRoute
+from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_known
 from opwire.mcp.messages import (
     HTTP_STATUS,

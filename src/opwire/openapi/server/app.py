@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 
-from opwire.asgi.app import ListeningApp
-from opwire.asgi.guard import CloseAfterUpgrade, GuardOptions, RequestGuard
+from opwire.asgi.app import AppMount, ExactRoute, ListeningApp
+from opwire.asgi.guard import GuardOptions, RequestGuard
 from opwire.asgi.problem import Send
 from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope
-from opwire.asgi.routing import AppMount, ExactRoute
 from opwire.errors import UsageError, check_above_zero, check_choice, check_known, check_list
 from opwire.model.envelope import ToolErrorPolicy
 from opwire.model.operation import Interceptor
@@ -136,17 +135,15 @@ class HTTPApp(ListeningApp):
         guarded: App = RequestGuard(Requests(api, logger), surface="http", **guard)
         if options.cors:
             any_name = ["*"]
-            guarded = CloseAfterUpgrade(
-                CORSMiddleware(
-                    guarded, options.cors, allow_methods=any_name, allow_headers=any_name, expose_headers=any_name
-                )
+            guarded = CORSMiddleware(
+                guarded, options.cors, allow_methods=any_name, allow_headers=any_name, expose_headers=any_name
             )
         super().__init__(
             default=guarded,
             routes=[
                 *(AppMount(path, app) for path, app in options.mounts.items()),
-                ExactRoute("/healthz", CloseAfterUpgrade(Probe(lambda: True))),
-                ExactRoute("/readyz", CloseAfterUpgrade(Probe(lambda: not self.draining))),
+                ExactRoute("/healthz", Probe(lambda: True)),
+                ExactRoute("/readyz", Probe(lambda: not self.draining)),
             ],
         )
 

@@ -20,9 +20,9 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import UNSET
 
+from opwire.asgi.app import PARENT_ROOT, is_plain, path_in_app
 from opwire.asgi.problem import HTTPStatusError
-from opwire.asgi.request import AdmittedRequest, Receive, Scope, is_plain, path_in_app
-from opwire.asgi.routing import PARENT_ROOT
+from opwire.asgi.request import AdmittedRequest, Receive, Scope
 from opwire.errors import CallError, ErrorCode
 from opwire.model.caller import caller_metadata
 from opwire.model.context import Context, Inbound

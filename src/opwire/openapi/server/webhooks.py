@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Match
 
+from opwire.asgi.app import ExactRoute, is_plain, path_in_app
 from opwire.asgi.problem import Send
-from opwire.asgi.request import Receive, Scope, is_plain, path_in_app
-from opwire.asgi.routing import ExactRoute
+from opwire.asgi.request import Receive, Scope
 from opwire.errors import UsageError
 from opwire.model.origin import id_of, path_of
 from opwire.openapi.server.endpoints import JSON, NO_STORE, send_methods, send_response, shutting_down
