@@ -63,7 +63,6 @@ _MAX_REASON_LENGTH = 200
 _MAX_EXPLANATION_LENGTH = 300
 # Members of an error that explain it, the most specific first; the `title` of a problem is that of its whole kind.
 _EXPLANATIONS = ("detail", "message", "msg", "error_description", "error", "errors", "errormessages", "title")
-_MAX_CACHED_CONTENT_TYPES = 64  # an API may invent one for each response: it contains a boundary
 _MAX_TIMESTAMP = 1e12
 _MIN_TIMESTAMP = 1_000_000_000  # a smaller number of seconds is a delay
 _json = msgspec.json.Decoder(float_hook=parse_float)
@@ -106,30 +105,22 @@ def _readable(text: str) -> str:
 
 
 class ResponseReader:
-    """Decodes the responses of one operation, and caches what its document declares for a status and content type."""
+    """Decodes the responses of one operation."""
 
     def __init__(self, plan: CallPlan) -> None:
         self._plan = plan
-        self._declared: dict[tuple[int, str], tuple[MediaType, ResponseMedia | None]] = {}
 
     def read(self, head: ResponseHead, body: bytes) -> ShapedResult:
         """Return the result, with the schema for its status and content type."""
         data, schema, is_plain = None, UNKNOWN, False
         if body and head.method != "HEAD" and head.status not in _EMPTY:
-            key = (head.status, head.content_type)
-            cached_media = self._declared.get(key)
-            if cached_media is None:
-                declared = [media for media in declared_for(self._plan, head.status) if media.stream is None]
-                kind = head.media_type
-                if not kind.name and len(declared) == 1:
-                    kind = media_type(declared[0].content_type)  # the Content-Type is missing: assume the declared one
-                media = choose(declared, kind)
-                if media is not None and media.xml is not None and not kind.is_xml:
-                    media = None
-                cached_media = kind, media
-                if len(self._declared) < _MAX_CACHED_CONTENT_TYPES:
-                    self._declared[key] = cached_media
-            kind, media = cached_media
+            declared = [media for media in declared_for(self._plan, head.status) if media.stream is None]
+            kind = head.media_type
+            if not kind.name and len(declared) == 1:
+                kind = media_type(declared[0].content_type)  # the Content-Type is missing: assume the declared one
+            media = choose(declared, kind)
+            if media is not None and media.xml is not None and not kind.is_xml:
+                media = None
             schema, xml = (UNKNOWN, None) if media is None else (media.schema, media.xml)
             if kind.is_json or xml is not None:
                 try:
