@@ -15,7 +15,6 @@ candidate is unresolved, and the value is then left unchanged.
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from types import NoneType
 from typing import Any, Literal, NamedTuple, cast
 
 from opwire.errors import SchemaError
@@ -30,10 +29,7 @@ _CONDITIONAL = frozenset({*UNIONS, *DEPENDENT, "if"})
 _MAX_PASSES = 4  # one suffices unless conditions depend on what a repair changes
 _MAX_NESTED_DEFAULTS = 10_000  # defaults inside defaults can double at each level
 _REPAIRABLE = (dict, list, float)
-_FIXED = frozenset({NoneType, bool, int, str})  # types of which a repair leaves every value unchanged
-_REPAIRED_IN_A_ROW = 4  # after so many, the next items are repaired without a check
 _ITEMS_PER_CHECK = 32
-_MAX_RECENT_SCOPES = 1_000
 _MISSING = object()
 _NOT_FILLED: dict[str, Node] = {}
 
@@ -224,7 +220,6 @@ class Evaluator:
         self._shapes = checks.shapes
         self._checks = checks
         self._unconditional: dict[tuple[Any, ...], Scope] = {}  # by the demands and the type of the value
-        self._recent: dict[tuple[int, type], tuple[Sequence[Demand], Scope]] = {}  # the same, by the demands' identity
 
     def meets(self, demands: Sequence[Demand], value: Any) -> bool:
         """Return whether a value is valid against all demands."""
@@ -232,23 +227,12 @@ class Evaluator:
 
     def scope(self, demands: Sequence[Demand], value: Any) -> Scope:
         """Return what applies to a value that has to satisfy these demands."""
-        # These two save half the time of a repair: most objects of an array are alike, and have the same demands.
-        value_type = type(cast("object", value))
-        recent = self._recent.get((id(demands), value_type))
-        if recent is not None:
-            return recent[1]
-        key = (value_type, *[(id(schema), force) for schema, force in demands])
+        key = (type(cast("object", value)), *[(id(schema), force) for schema, force in demands])
         scope = self._unconditional.get(key)
         if scope is None:
             scope = self._evaluate(demands, value)
-            if not all(_CONDITIONAL.isdisjoint(applicable.node) for applicable in scope.applied):
-                return scope
-            self._unconditional[key] = scope
-        if len(self._recent) < _MAX_RECENT_SCOPES:
-            self._recent[id(demands), value_type] = (
-                demands,
-                scope,
-            )  # which keeps the demands alive, and so their identity
+            if all(_CONDITIONAL.isdisjoint(applicable.node) for applicable in scope.applied):
+                self._unconditional[key] = scope
         return scope
 
     def _evaluate(self, demands: Sequence[Demand], value: Any) -> Scope:
@@ -454,23 +438,17 @@ class _RepairPass:
         if not any(issubclass(kind, _REPAIRABLE) for kind in set(map(type, items))):
             return items  # saves 0.1 µs per item: an array of a million numbers is skipped quickly
         scope = self._evaluator.scope(demands, items)
-        rest_demands = scope.item(scope.prefix)
         result = items
-        repaired = 0  # in a row: the next item will need it as well, so that a check of it is a third of the time
         for index, item in self._unsettled(items, scope):
             if (type(item) is float and not item.is_integer()) or not isinstance(item, _REPAIRABLE):
                 continue
-            item_demands = rest_demands if index >= scope.prefix else scope.item(index)
-            if repaired < _REPAIRED_IN_A_ROW and self._conform(item_demands, [item]):
-                repaired = 0
+            item_demands = scope.item(index)
+            if self._conform(item_demands, [item]):
                 continue
             fitted = self.value(item, item_demands)
-            if fitted is item:
-                repaired = 0
-                continue
-            repaired += 1
-            result = list(items) if result is items else result
-            result[index] = fitted
+            if fitted is not item:
+                result = list(items) if result is items else result
+                result[index] = fitted
         return items if result is items or self._spoils(demands, items, result) else result
 
     def _object(self, value: dict[str, Any], demands: Sequence[Demand]) -> dict[str, Any]:
@@ -478,9 +456,7 @@ class _RepairPass:
         if scope.fills:
             full, filled, scope = self._with_defaults(value, demands)
         self._checks.count(len(full) * len(scope.applied))
-        result = scope.kept(full, strip=self._strip)
-        if not _FIXED.issuperset(map(type, result.values())):  # most objects of a long array are flat
-            result = self._with_members(result, filled, scope)
+        result = self._with_members(scope.kept(full, strip=self._strip), filled, scope)
         if len(result) == len(value) and _is_same(value, result):
             return value
         if value and value.keys().isdisjoint(result) and not self._evaluator.meets(demands, result):
