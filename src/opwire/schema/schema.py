@@ -79,7 +79,6 @@ _MIN_SHARED_DEFINITIONS: Final = 100  # a schema with fewer is compiled by itsel
 _MAX_GROUP_SIZE: Final = 64  # 0.23 s for 64 schemas of Stripe's, where one by itself takes 0.15 s
 _MAX_GROUP_GROWTH: Final = 2  # times the definitions of the first member: its first use pays for all of them
 _MAX_SEARCH_SECONDS: Final = 0.1  # CPU time: the definitions of a member may have to be read first
-_MAX_SEARCHED_DEFINITIONS: Final = 30_000  # 60 ms
 
 
 class SchemaFamily:
@@ -360,7 +359,7 @@ class Schema:
         if not costs.is_free:
             shapes.metered = costs
         validator = compile_bounded(
-            schema, costs, lambda: plain_document(shapes, shapes.root), formats=self.checks_formats
+            schema, costs, lambda: plain_document(shapes, shapes.root)[0], formats=self.checks_formats
         )
         self._account(schema, costs.size)
         return validator
@@ -375,14 +374,13 @@ class Schema:
         definitions = dict(self._definitions)
         first_size = len(definitions)
         group = Schema.deferred(lambda: {"properties": roots, "$defs": definitions}, checks_formats=self.checks_formats)
-        definitions_left, until = _MAX_SEARCHED_DEFINITIONS, thread_time() + _MAX_SEARCH_SECONDS
+        until = thread_time() + _MAX_SEARCH_SECONDS
         for member in family.beginning_with(self):
-            if definitions_left < 0 or len(roots) == _MAX_GROUP_SIZE or (roots and thread_time() > until):
+            if len(roots) == _MAX_GROUP_SIZE or (roots and thread_time() > until):
                 return
             if member._family is None or member._member is not None or member.checks_formats is not self.checks_formats:
                 continue
             member_definitions = member._definitions
-            definitions_left -= len(member_definitions) + 1
             common = member_definitions.keys() & definitions.keys()
             is_other = any(member_definitions[name] is not definitions[name] for name in common)
             group_size = len(definitions) + len(member_definitions) - len(common)

@@ -292,20 +292,11 @@ _INTEGER_ID: Final = "urn:opwire:integer"
 _INTEGER: Final = {"$schema": "http://json-schema.org/draft-04/schema#", "id": _INTEGER_ID, "type": "integer"}
 
 
-def plain_document(shapes: Shapes, schema: JSONSchema) -> JSONSchema:
-    """Return a part of the root schema with everything that it refers to.
+def plain_document(shapes: Shapes, schema: JSONSchema) -> tuple[JSONSchema, int]:
+    """Return a part of the root schema with everything that it refers to, and how many parts these are.
 
     Raises:
         SchemaError: its references cannot be resolved from here.
-    """
-    return sized_document(shapes, schema)[0]
-
-
-def sized_document(shapes: Shapes, schema: JSONSchema) -> tuple[JSONSchema, int]:
-    """Return a plain document, and the number of parts in it.
-
-    Raises:
-        SchemaError: as for `plain_document`.
     """
     writer = _DocumentWriter(shapes, strip=False, fills=lambda _schema, _default: False)
     return writer.document(schema, _Variant.PLAIN), writer.written
@@ -414,8 +405,6 @@ class _DocumentWriter:
         if variant is _Variant.PLAIN:
             return
         if self._shapes.are_exclusive(branches):
-            if "anyOf" not in schema:  # its check ends with the variant that matches: half of them, on average
-                out["anyOf"] = out.pop(keyword)
             return
         if out[keyword] == [self._write(branch, _Variant.PLAIN) for branch in branches]:
             return
@@ -465,12 +454,6 @@ class _DocumentWriter:
             out["properties"] = {**dict.fromkeys(sorted(undeclared), True), **out.get("properties", {})}
         if _IN_PLACE.isdisjoint(schema):
             out["additionalProperties"] = False
-            required = set(as_list(out.get("required")))
-            is_simple = out.keys().isdisjoint(("patternProperties", "minProperties"))
-            if required and required == as_dict(out.get("properties")).keys() and is_simple:
-                # All that are allowed are required: counting them saves the search for each name, of 10 ns.
-                del out["required"]
-                out["minProperties"] = len(required)
             return
         metered = self._shapes.metered
         part = None if metered is None else metered.part(schema)

@@ -8,7 +8,7 @@ that cannot be compiled raises a `SchemaError` with the path.
 import re
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from opwire.errors import SchemaError
 from opwire.schema.cost import SchemaCosts
@@ -17,7 +17,7 @@ from opwire.schema.effort import Effort, ExhaustedError
 from opwire.schema.memo import memoised
 from opwire.schema.meter import ComplexityError, Meter
 from opwire.schema.pattern_cost import MAX_STEPS
-from opwire.schema.shape import Node, Shapes, closed_document, sized_document
+from opwire.schema.shape import Node, Shapes, closed_document, plain_document
 
 G = TypeVar("G")
 
@@ -66,27 +66,9 @@ def compile_validator(schema: JSONSchema, *, formats: bool = True) -> Validator:
 
 def without_counts(schema: JSONSchema) -> JSONSchema:
     """Return an equivalent schema: `^[a-z]{1,255}$` is the pattern `^[a-z]*$` with `minLength` and `maxLength`."""
-    return _without_counts(schema) if _may_count(schema) else schema
-
-
-def _may_count(document: Any) -> bool:
-    """Return whether a pattern may have a count: few have, and the search takes a third of the time of a copy.
-
-    A schema without end raises RecursionError, here as in the copy.
-    """
-    if isinstance(document, list):
-        return any(map(_may_count, cast("list[Any]", document)))
-    if not isinstance(document, dict):
-        return False
-    schema = cast("dict[str, Any]", document)
-    pattern = schema.get("pattern")
-    return (isinstance(pattern, str) and "{" in pattern) or any(map(_may_count, schema.values()))
-
-
-def _without_counts(schema: JSONSchema) -> JSONSchema:
     if not isinstance(schema, dict):
         return schema
-    copy = map_subschemas(schema, _without_counts)
+    copy = map_subschemas(schema, without_counts)
     if isinstance(pattern := copy.get("pattern"), str) and (count := re.fullmatch(_COUNTED, pattern)):
         min_length, max_length = copy.get("minLength", 0), copy.get("maxLength", count[3])
         try:
@@ -216,7 +198,7 @@ class Checks:
         """
         check = self._valid.get(id(schema))
         if check is None:
-            document, parts = sized_document(self.shapes, schema)
+            document, parts = plain_document(self.shapes, schema)
             size = self.sizes[id(schema)] = _PARTS_PER_DOCUMENT + parts * (1 if self._is_free else _COPIES_WITH_METER)
             if size > limit:
                 raise ExhaustedError
