@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from opwire.protocol import CallHandler, PendingRequestMap
-from opwire.protocol.admission import Admission, RunningRequest
 from opwire.protocol.call_table import Arrival, CallTable
 from opwire.protocol.events import CallResponded
+from opwire.protocol.handler import Admission, RunningRequest
 from opwire.protocol.replies import Replies
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.run import ChaosReport, run_chaos

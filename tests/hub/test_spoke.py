@@ -90,7 +90,7 @@ def test_an_option_that_cannot_work_is_refused(option: dict[str, Any]) -> None:
 async def test_large_inputs_in_flight_are_bounded_and_one_identity_gets_half(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opwire.protocol.admission.MAX_INPUT_BYTES", 400_000)
+    monkeypatch.setattr("opwire.protocol.handler.MAX_INPUT_BYTES", 400_000)
     registry, go = OperationRegistry(), asyncio.Event()
 
     @registry.query("shop.length", timeout=60)

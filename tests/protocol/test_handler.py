@@ -256,7 +256,7 @@ def test_nothing_but_the_call_handler_publishes_answers() -> None:
         "mcp/",
         "openapi/",
     )  # what adapters and surfaces respond to is another protocol
-    assert {each for each in callers if not each.startswith(other)} == {"protocol/pending.py", "protocol/responder.py"}
+    assert {each for each in callers if not each.startswith(other)} == {"protocol/pending.py", "protocol/handler.py"}
     # A durable attempt writes its response into a journal, and the call table measures one: neither publishes.
     shipped = {each for each in makers if not each.startswith(("testing/", "durable/"))}
     assert shipped == {"protocol/replies.py", "protocol/events.py", "protocol/call_table.py"}
@@ -1155,7 +1155,7 @@ async def test_the_id_of_a_call_that_is_still_ending_is_rejected_and_no_caller_g
 
 
 async def test_the_memory_for_answered_requests_is_bounded(handlers: Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opwire.protocol.admission.MIN_REMEMBERED_IDS", 10)
+    monkeypatch.setattr("opwire.protocol.handler.MIN_REMEMBERED_IDS", 10)
     async with connected_ends(handlers.registry) as here:
         caller, answers = await peer(here.bus)
 
