@@ -12,7 +12,6 @@ from opwire.protocol import CallHandler, PendingRequestMap
 from opwire.protocol.call_table import Arrival, CallTable
 from opwire.protocol.events import CallResponded
 from opwire.protocol.handler import Admission, RunningRequest
-from opwire.protocol.replies import Replies
 from opwire.transports.memory import MemoryBus, MemoryTransport
 from tests.chaos.run import ChaosReport, run_chaos
 from tests.chaos.transport import FAULTS, Chaos
@@ -157,5 +156,5 @@ def test_an_error_that_no_fault_explains_is_noticed(monkeypatch: pytest.MonkeyPa
     def broken(*_: Any) -> Any:
         raise KeyError("books")
 
-    monkeypatch.setattr(Replies, "complete", broken)
+    monkeypatch.setattr(PendingRequestMap, "complete", broken)
     assert "failed with EXECUTION_ERROR" in complaint()

@@ -837,7 +837,7 @@ async def test_a_request_is_answered_once_and_unknown_ones_not_at_all(asked: Ans
     assert not calls.respond("r", envelope)
     assert not calls.complete("r")
     assert not calls.fail("r", CallError("INTERNAL"))
-    assert not calls.replies.stopped("r", "why")
+    assert not calls.stopped("r", "why")
     assert len(seen.events) == 1
 
 

@@ -219,7 +219,6 @@ class Responder:
         """Awaited before an operation is found, or unknown."""
         self._dispatcher = dispatcher
         self._calls = calls
-        self._replies = calls.replies
         self._admission = admission
         self._monitor = monitor
         self._timeout = timeout
@@ -280,7 +279,7 @@ class Responder:
             self._monitor.show_values(event.request_id, event.input, error)
         except asyncio.CancelledError as error:
             request.outcome = request.outcome or CANCELLED
-            self._replies.stopped(event.request_id, str(error) or "the server stopped the call")
+            self._calls.stopped(event.request_id, str(error) or "the server stopped the call")
         except Exception as error:
             self._report_failure(request, failure(error, event.operation_id))
         finally:
@@ -298,9 +297,9 @@ class Responder:
         if seconds is not None and arrived + seconds <= time.monotonic():
             raise CallError(ErrorCode.TIMEOUT, "the deadline passed before the call was started")
         if event.progress:
-            request.progress = ProgressSender(partial(self._replies.report, event.request_id))
+            request.progress = ProgressSender(partial(self._calls.send_progress, event.request_id))
         if event.questions:
-            request.questions = RemoteCaller(event.request_id, self._replies.ask)
+            request.questions = RemoteCaller(event.request_id, self._calls.send_question)
         return Context(
             request_id=event.request_id,
             parent_request_id=event.parent_request_id,
@@ -323,7 +322,7 @@ class Responder:
             request.access.measured(envelope)
         event, monitor = request.event, self._monitor
         try:
-            self._replies.respond(event.request_id, envelope)
+            self._calls.respond(event.request_id, envelope)
         except CallError as error:
             await self._respond_later(error, request, envelope)
         if monitor.on_values is not None:
@@ -346,7 +345,7 @@ class Responder:
                 if self._monitor.watched:
                     request.output_bytes = (request.output_bytes or 0) + (json_size(envelope.data) or 0)
                 try:
-                    has_consumer = self._replies.respond(event.request_id, envelope, seq, resumed)
+                    has_consumer = self._calls.respond(event.request_id, envelope, seq, resumed)
                 except CallError as error:
                     has_consumer = await self._respond_later(error, request, envelope, seq, resumed)
                 if not has_consumer:
@@ -355,7 +354,7 @@ class Responder:
                 await credits.ready()
                 if seq % ITEMS_PER_TURN == 0:
                     await asyncio.sleep(0)
-        self._replies.complete(event.request_id, seq)
+        self._calls.complete(event.request_id, seq)
 
     async def _respond_later(
         self, error: CallError, request: RunningRequest, envelope: ResponseEnvelope[Any], *item: Any
@@ -365,7 +364,7 @@ class Responder:
         Raises:
             CallError: the error, if the queue is not what is wrong.
         """
-        send = partial(self._replies.respond, request.event.request_id, envelope, *item)
+        send = partial(self._calls.respond, request.event.request_id, envelope, *item)
         return await self.outbox.respond(error, request.caller, request.identity_id, envelope.data, send)
 
     def _end(self, request: RunningRequest) -> None:
@@ -406,7 +405,7 @@ class Responder:
     def refuse(self, event: CallRequested, identity: Identity | None, refusal: Refusal) -> None:
         """Reject a request that may not run."""
         if (error := refusal.error) is None:
-            self._replies.forget(event.request_id)
+            self._calls.drop(event.request_id)
             return
         entry = begin_access("call", operation=event.operation_id, identity=identity)
         if entry is not None:
@@ -415,7 +414,7 @@ class Responder:
             entry.write()
         caller_id = None if identity is None else identity.id
         self._monitor.record(event.request_id, event.operation_id, error.code.value, 0.0, "call", caller=caller_id)
-        self._replies.fail(event.request_id, error, not_started=refusal.not_started)
+        self._calls.fail(event.request_id, error, not_started=refusal.not_started)
 
     def fail(self, request: RunningRequest, error: CallError) -> None:
         """Respond to a request with an error, and cancel its handler."""
@@ -424,7 +423,7 @@ class Responder:
 
     def stop(self, request: RunningRequest, reason: str) -> None:
         """Stop a request that its caller or the server has aborted."""
-        self._replies.stopped(request.event.request_id, reason)  # at once: the handler may take a while to end
+        self._calls.stopped(request.event.request_id, reason)  # at once: the handler may take a while to end
         request.cancel(reason)
         if not request.has_begun:  # a task that is cancelled before its first step never runs its `finally`
             self._forget(request)
@@ -434,7 +433,7 @@ class Responder:
         self.fail(request, CallError(ErrorCode.TIMEOUT, message))
 
     def _report_failure(self, request: RunningRequest, error: CallError) -> None:
-        self._replies.fail(request.event.request_id, error)
+        self._calls.fail(request.event.request_id, error)
         if request.outcome is None:
             request.outcome = error.code.value
             if request.access is not None:

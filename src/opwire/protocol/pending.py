@@ -1,6 +1,6 @@
 """`PendingRequestMap`: one peer of the call protocol.
 
-It makes calls, and gives the requests that it receives to a `RequestHandler`, which answers them by `Replies`.
+It makes calls, gives the requests that it receives to a `RequestHandler`, and sends what that answers, once for each.
 `CallTable` holds the state of outgoing calls without I/O; this module adds futures, timers and a transport.
 """
 
@@ -10,37 +10,42 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
-from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
-from opwire.model.context import Context
-from opwire.model.envelope import ResponseEnvelope
+from opwire.errors import CallError, ConversionError, ErrorCode, check_above_zero, check_counts
+from opwire.model.context import Context, Progress
+from opwire.model.envelope import ResponseEnvelope, is_response_envelope, read_envelope
 from opwire.model.identity import LOCAL_IDENTITY, Identity
 from opwire.model.operation import Interceptor, OperationType
 from opwire.model.trace import trace_of
 from opwire.protocol.call_table import CallTable, Dropped, Inbox, Overflow, RemoteStreamOptions, StallWatch, Window
 from opwire.protocol.caller_callbacks import CallerCallbacks
 from opwire.protocol.description import Description, RequestHandler
-from opwire.protocol.event_sender import EventObserver, EventSender
 from opwire.protocol.events import (
     CallAborted,
     CallAnswer,
+    CallCompleted,
     CallCredit,
     CallEvent,
+    CallFailed,
     CallProgress,
     CallQuestion,
     CallRequested,
     CallResponded,
 )
 from opwire.protocol.outbox import Outbox, is_full
-from opwire.protocol.replies import Replies
 from opwire.protocol.transport import Address, CallRoute, RemoteCallOptions, Transport, random_ids
 from opwire.registry.interceptors import Interceptors
 from opwire.registry.pipeline import typed_envelope
 from opwire.runtime.deadlines import MAX_SECONDS, Deadlines
 from opwire.runtime.tasks import AsyncResource, in_turns, reject, resolve
+from opwire.runtime.text import get_logger
+
+logger = get_logger("opwire.protocol")
+
+EventObserver = Callable[[CallEvent], None]
 
 T = TypeVar("T")
 
@@ -54,6 +59,8 @@ MAX_REMEMBERED_IDS = 10_000
 """Request ids taken from contexts that are remembered, so that none is used twice; servers remember as many."""
 
 _CALLS_PER_TURN = 64  # calls that ended at once, after which one yields to other tasks
+
+_MAX_SHORT_MESSAGE_CHARACTERS = 200  # fit into any event
 
 _Sink = asyncio.Future[ResponseEnvelope[Any]] | Inbox
 _NO_CONTEXT = Context()
@@ -78,12 +85,12 @@ class PendingRequestMap(AsyncResource):
         """Items of subscriptions that were dropped, because their consumers were too slow."""
         self._timeout = timeout
         self._window = window
-        self._events = EventSender(transport)
-        self.replies = Replies(self._events)
-        """Answers received requests."""
+        self._observers: dict[object, EventObserver] = {}
+        self._failure_listeners: list[Callable[[CallError], None]] = []
+        self._callers: dict[str, Address] = {}  # of the received requests that have not ended, by request id
         self._handler: RequestHandler | None = None
         self._table: CallTable[_Sink] = CallTable()
-        self._callbacks = CallerCallbacks(self._table, self._events.try_send)
+        self._callbacks = CallerCallbacks(self._table, self._try_send)
         self._outbox = Outbox()
         self._interceptors = Interceptors()
         self._deadlines = Deadlines()
@@ -115,7 +122,7 @@ class PendingRequestMap(AsyncResource):
     @property
     def open_calls(self) -> int:
         """Number of outgoing calls and received requests that have not ended."""
-        return len(self._table) + len(self.replies.callers)
+        return len(self._table) + len(self._callers)
 
     @property
     def dropped_events(self) -> Mapping[Dropped, int]:
@@ -133,9 +140,12 @@ class PendingRequestMap(AsyncResource):
     def observe(self, observer: EventObserver) -> Callable[[], None]:
         """Call an observer with every event that is sent or received. Return a function that removes it.
 
-        Observers run after the step that they observe and cannot fail it. They see a cause before its effect.
+        Observers run after the step that they observe and cannot fail it. They see a cause before its effect,
+        and no event that the transport rejects.
         """
-        return self._events.observe(observer)
+        key = object()  # the same observer may be added twice, and removed once
+        self._observers[key] = observer
+        return lambda: self._observers.pop(key, None) and None
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
@@ -288,7 +298,7 @@ class PendingRequestMap(AsyncResource):
             return
         window, received = watch.window, self._table.received(watch.request_id)
         event = CallCredit(request_id=watch.request_id, n=items, total=window.granted, received=received)
-        window.unsent = not self._events.try_send(event, self._table.peer(watch.request_id))
+        window.unsent = not self._try_send(event, self._table.peer(watch.request_id))
         if window.unsent and not watch.tick:
             self._check_later(watch)
 
@@ -322,7 +332,7 @@ class PendingRequestMap(AsyncResource):
         return True
 
     def _stop_server(self, request_id: str, reason: str | None, server: Address | None) -> None:
-        self._events.try_send(CallAborted(request_id=request_id, reason=reason), server)
+        self._try_send(CallAborted(request_id=request_id, reason=reason), server)
 
     def _request(
         self,
@@ -381,9 +391,9 @@ class PendingRequestMap(AsyncResource):
                 self._used_ids.popitem(last=False)
         try:
             if to is None:
-                to = self._events.request(event)
+                to = self._send_request(event)
             else:
-                self._events.send(event, to)
+                self._send(event, to)
         except BaseException:
             self._table.settle(request_id)
             self._used_ids.pop(request_id, None)
@@ -437,45 +447,151 @@ class PendingRequestMap(AsyncResource):
         seq: int | None = None,
         resumed: bool | None = None,
     ) -> bool:
-        """Send the response to a request, or an item of a subscription: `Replies.respond`."""
-        return self.replies.respond(request_id, output, seq, resumed)
+        """Send the response to a request, or item `seq` of a subscription. Return False if its caller is gone.
+
+        `resumed`: it is the first item behind the `resume_from` of the request.
+
+        Raises:
+            ConversionError: the output is not a valid envelope.
+            CallError: PAYLOAD_TOO_LARGE; the request is then still open.
+        """
+        if not isinstance(output, ResponseEnvelope):
+            if not is_response_envelope(output):
+                raise ConversionError(f"respond() takes an envelope, not {type(output).__name__}")
+            output = read_envelope(cast("Mapping[str, Any]", output))
+        event = CallResponded(request_id=request_id, output=output, seq=seq, resumed=resumed)
+        return self._reply(event, final=seq is None)
 
     def complete(self, request_id: str, seq: int | None = None) -> bool:
-        """End a subscription: `Replies.complete`."""
-        return self.replies.complete(request_id, seq)
+        """End a subscription; `seq` is the number of its last item."""
+        return self._end(CallCompleted(request_id=request_id, seq=seq))
 
     def fail(self, request_id: str, error: CallError, *, not_started: bool = False) -> bool:
-        """Fail a request: `Replies.fail`."""
-        return self.replies.fail(request_id, error, not_started=not_started)
+        """Fail a request. If the error is too large to be sent, its details are omitted and its message is truncated.
+
+        `not_started`: no handler has run, and the caller may retry at another server.
+        """
+        for listener in self._failure_listeners:
+            listener(error)
+        event = replace(CallFailed.of(request_id, error), not_started=not_started or None)
+        return self._end(event, replace(event, message=event.message[:_MAX_SHORT_MESSAGE_CHARACTERS], details=None))
+
+    def stopped(self, request_id: str, reason: str) -> bool:
+        """Report that a request was stopped at this peer."""
+        return self._end(CallAborted(request_id=request_id, reason=reason))
+
+    def drop(self, request_id: str) -> None:
+        """Drop a request without a reply: it is a duplicate of one that has ended."""
+        self._callers.pop(request_id, None)
+
+    def send_progress(self, request_id: str, progress: Progress) -> None:
+        """Send the progress of a request to its caller, unless the request has ended or the queue is full."""
+        caller, event = self._callers.get(request_id), CallProgress.of(request_id, progress)
+        if caller is not None and event is not None:
+            self._try_send(event, caller)
+
+    def send_question(self, event: CallQuestion) -> bool:
+        """Send a question to the caller of a request. Return False if it is gone, or the question cannot be sent."""
+        caller = self._callers.get(event.request_id)
+        return caller is not None and self._try_send(event, caller)
 
     def on_failed(self, listener: Callable[[CallError], None]) -> Callable[[], None]:
-        """Call the listener with the error of each request that fails here: `Replies.on_failed`."""
-        return self.replies.on_failed(listener)
+        """Call the listener with the error of each request that fails here; the returned function removes it."""
+        self._failure_listeners.append(listener)
+        return lambda: self._failure_listeners.remove(listener) if listener in self._failure_listeners else None
+
+    def _end(self, *alternatives: CallEvent) -> bool:
+        """End a request with the first of these events that can be sent."""
+        for event in alternatives:
+            try:
+                return self._reply(event, final=True)
+            except CallError as error:
+                logger.warning("%s could not be sent: %s", type(event).__name__, error)
+        self.drop(alternatives[0].request_id)
+        return False
+
+    def _reply(self, event: CallEvent, *, final: bool) -> bool:
+        callers, request_id = self._callers, event.request_id
+        # Removed before the event is sent: the caller's reaction may arrive at once.
+        caller = callers.pop(request_id, None) if final else callers.get(request_id)
+        if caller is None:
+            return False
+        try:
+            self._send(event, caller)
+        except CallError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                callers.pop(request_id, None)
+                return False
+            callers[request_id] = caller
+            # Not retryable, unlike a request that was rejected: the handler has run.
+            raise CallError(error.code, error.message, error.details, retryable=False) from error
+        return True
 
     def _stop(self, request_id: str) -> None:
         """Stop the handler of a request whose caller is gone."""
-        if (caller := self.replies.callers.pop(request_id, None)) is not None and self._handler is not None:
+        if (caller := self._callers.pop(request_id, None)) is not None and self._handler is not None:
             self._handler.aborted(CallAborted(request_id=request_id, reason="the caller is gone"), caller)
 
     def _refuse(self, event: CallRequested, caller: Address) -> None:
         """Reject a request if its id is in use, or nothing is served; ignore a duplicate of one in flight."""
-        known_caller = self.replies.callers.setdefault(event.request_id, caller)
+        known_caller = self._callers.setdefault(event.request_id, caller)
         if self._handler is None:
             error = CallError(ErrorCode.UNAVAILABLE, "nothing is served here")
             self.fail(event.request_id, error, not_started=True)
         elif known_caller != caller:
             error = CallError(ErrorCode.PROTOCOL_ERROR, "the request id is in use by another caller")
-            self.replies.refuse(event.request_id, caller, error)
+            self._try_send(CallFailed.of(event.request_id, error), caller)
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def _show(self, event: CallEvent) -> asyncio.Handle:
+        """Show an event to observers after the current step; the returned handle prevents it."""
+        return asyncio.get_running_loop().call_soon(self._call_observers, event)
+
+    def _send_request(self, event: CallRequested) -> Address | None:
+        """Send a request to one of the servers of its operation, as `Transport.request`."""
+        showing = self._show(event) if self._observers else None
+        try:
+            return self.transport.request(event)
+        except BaseException:
+            if showing is not None:
+                showing.cancel()
+            raise
+
+    def _send(self, event: CallEvent, to: Address | None) -> None:
+        """Send an event to a peer, as `Transport.send`."""
+        showing = self._show(event) if self._observers else None
+        try:
+            self.transport.send(event, to)
+        except BaseException:
+            if showing is not None:
+                showing.cancel()
+            raise
+
+    def _try_send(self, event: CallEvent, to: Address | None) -> bool:
+        """Send an event that is optional. Return False if the transport rejected it."""
+        try:
+            self._send(event, to)
+        except CallError:
+            return False
+        return True
+
+    def _call_observers(self, event: CallEvent) -> None:
+        for observer in tuple(self._observers.values()):
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("an observer failed on %s", type(event).__name__)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def received(self, event: CallEvent, sender: Address) -> None:
         """Handle an event from the transport."""
-        if self._events.observers:
-            self._events.show(event)
+        if self._observers:
+            self._show(event)
         match event:
             case CallRequested():
-                callers = self.replies.callers
+                callers = self._callers
                 if self._handler is None or event.request_id in callers:
                     self._refuse(event, sender)
                 else:
@@ -489,7 +605,7 @@ class PendingRequestMap(AsyncResource):
                     self._arrived(event, sender)
             case CallProgress() | CallQuestion():
                 self._callbacks.received(event, sender)
-            case CallCredit() | CallAnswer() | CallAborted() if self.replies.callers.get(event.request_id) == sender:
+            case CallCredit() | CallAnswer() | CallAborted() if self._callers.get(event.request_id) == sender:
                 self._changed(event, sender)
             case CallCredit() | CallAnswer():  # the request has ended
                 pass
@@ -499,7 +615,7 @@ class PendingRequestMap(AsyncResource):
     def _changed(self, event: CallCredit | CallAnswer | CallAborted, sender: Address) -> None:
         """Pass on what the caller of a received request sends."""
         if isinstance(event, CallAborted):
-            self.replies.forget(event.request_id)
+            self.drop(event.request_id)
         if self._handler is None:
             return
         match event:
@@ -527,11 +643,11 @@ class PendingRequestMap(AsyncResource):
         reasons, self._lost_peers = self._lost_peers, {}
         for peer, sink in self._table.lost(reasons):
             _fail(sink, CallError(ErrorCode.UNAVAILABLE, f"{reasons[peer]} before the call ended"))
-        in_turns(self._stop, [request_id for request_id, caller in self.replies.callers.items() if caller in reasons])
+        in_turns(self._stop, [request_id for request_id, caller in self._callers.items() if caller in reasons])
 
     def open_requests(self) -> list[str]:
         """Return the ids of the outgoing calls and received requests that have not ended."""
-        return [*self._table, *self.replies.callers]
+        return [*self._table, *self._callers]
 
     def lost_requests(self, request_ids: list[str], reason: str) -> None:
         """Handle the loss of the connection of these calls, which is not that of the others."""
@@ -569,7 +685,7 @@ class PendingRequestMap(AsyncResource):
         if event.deadline is not None:
             event = replace(event, timeout_ms=event.deadline - time.time() * 1000)
         try:
-            to = self._events.request(event)
+            to = self._send_request(event)
         except CallError as error:
             self._table.settle(event.request_id)
             _fail(sink, error)
