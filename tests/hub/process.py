@@ -17,7 +17,7 @@ async def main(port: str, broker: str | None = None, prefix: str = "") -> None:
         from opwire.hub.cluster import cluster_transport
 
         cluster = cluster_transport(broker, prefix=prefix, heartbeat=BEAT)
-    hub = Hub(None, f"ws://127.0.0.1:{port}", authenticate=OPEN, cluster=cluster)
+    hub = Hub(None, f"ws://127.0.0.1:{port}", authenticate=OPEN, cluster=cluster, cluster_open=True)
     hub.registry.on_change(lambda change: say(f"{'hidden' if change.kind == 'removed' else 'shown'} {change.spec.id}"))
     async with hub:
         say(f"port {hub.url.rpartition(':')[2]}")

@@ -43,7 +43,8 @@ class Hubs:
 
     async def hub(self, registry: OperationRegistry | None = None, secret: str | None = None, **options: Any) -> Hub:
         """A hub; `secret` is that of its cluster."""
-        return await self._meeting.hub(registry, cluster=self.link(secret), **{"linger": 0, **options})
+        options = {"linger": 0, "cluster_open": secret is None, **options}
+        return await self._meeting.hub(registry, cluster=self.link(secret), **options)
 
 
 @pytest.fixture
@@ -318,7 +319,7 @@ async def test_a_call_of_an_end_that_cannot_be_a_hub_is_refused_and_leaves_nothi
     hubs: Hubs, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_transport, link = hubs.link(), hubs.link()
-    await meeting.hub(adding(), cluster=hub_transport, linger=0)
+    await meeting.hub(adding(), cluster=hub_transport, cluster_open=True, linger=0)
     with monkeypatch.context() as patched:
         patched.setattr("opwire.transports.broker.token_hex", lambda _: "server")
         await link.start(poser := Poser(link))
@@ -553,6 +554,16 @@ async def test_discovery_and_figures_include_the_other_hubs(hubs: Hubs, meeting:
     assert await caller.call("math.add", {"a": 1, "b": 2}) == 3
     found = {each.server.name: [info.id for info in each.operations] for each in await caller.discover()}
     assert found == {"first": ["math.add"]}
+
+
+@pytest.mark.parametrize("is_transport", [True, False])
+async def test_a_cluster_without_a_secret_is_refused_unless_it_is_open(broker: str, is_transport: bool) -> None:
+    cluster = cluster_transport(broker) if is_transport else broker
+    with pytest.raises(UsageError, match="set cluster_secret .* or cluster_open"):
+        Hub(url="ws://127.0.0.1:0", cluster=cluster)
+    Hub(url="ws://127.0.0.1:0", cluster=cluster, cluster_open=True)
+    if not is_transport:
+        Hub(url="ws://127.0.0.1:0", cluster=cluster, cluster_secret="x" * 32)
 
 
 async def test_the_cluster_of_a_hub_is_a_broker() -> None:

@@ -500,6 +500,7 @@ class HubSettings(BrokerSettings, frozen=True, kw_only=True):
     private_key: str | None = None
     cluster: EnvText | None = None
     cluster_secret: Secret | None = None
+    cluster_open: bool = False  # believe every client of the broker that may use the prefix of hubs
     signed: SignedSettings | None = None
 
 

@@ -351,6 +351,7 @@ def hub_of(config: Config, registry: OperationRegistry) -> "Hub | BrokerNode":
             with needs_extra("websocket"):
                 from opwire.hub.cluster import cluster_transport
             secret = settings.cluster_secret
+            options["cluster_open"] = settings.cluster_open
             options["cluster"] = cluster_transport(
                 settings.cluster.resolve("hub.cluster"),
                 secret=None if secret is None else secret.resolve("hub.cluster_secret"),

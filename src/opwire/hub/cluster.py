@@ -315,7 +315,11 @@ class _ClusterCalls(PendingRequestMap):
 
 
 class Cluster:
-    """Connects a hub to the others on a broker. `server` relays, `remote` lists their operations in the registry."""
+    """Connects a hub to the others on a broker. `server` relays, `remote` lists their operations in the registry.
+
+    Raises:
+        UsageError: the hubs have no secret, and the cluster is not open.
+    """
 
     def __init__(
         self,
@@ -323,9 +327,17 @@ class Cluster:
         server: "WebSocketServer",
         remote: RemoteOperations,
         registry: OperationRegistry,
+        *,
+        is_open: bool = False,
     ) -> None:
         self._transport = transport
         self._secret = transport.signed if isinstance(transport.signed, ClusterSecret) else None
+        if self._secret is None and not is_open:
+            raise UsageError(
+                "a cluster needs a secret, or any client of its broker could join as a hub: set cluster_secret (for the "
+                "command line OPWIRE_CLUSTER_SECRET), the same for all hubs; or cluster_open, if only hubs may use its "
+                "prefix on that broker"
+            )
         self._server = server
         self._remote = remote
         self._registry = registry

@@ -75,8 +75,8 @@ class Hub(AsyncResource):
     for operations that were never announced.
 
     Hubs with the same `cluster`, the URL (or a transport) of a Redis or NATS server, are one: a caller at one of them
-    reaches the spokes of all. `cluster_secret` proves them to each other; without it, every client of that broker that
-    may use the prefix "opwire-hubs" is believed.
+    reaches the spokes of all. `cluster_secret` proves them to each other. `cluster_open=True` does without: every client
+    of that broker that may use the prefix "opwire-hubs" is believed then, and can act as anyone.
 
     `anonymous` is the identity of callers without one; `max_described` bounds the bytes that one spoke may describe;
     `options` are those of `WebSocketServer` (`ssl`, `balance`, `rate`, `max_calls`, …). `BrokerNode` is the counterpart
@@ -100,6 +100,7 @@ class Hub(AsyncResource):
         max_described: int = MAX_DESCRIBED,
         cluster: "str | Sequence[str] | BrokerTransport | None" = None,
         cluster_secret: str | None = None,
+        cluster_open: bool = False,
         **options: "Unpack[ServerOptions]",
     ) -> None:
         check_instance(OperationRegistry, registry=registry)
@@ -139,7 +140,7 @@ class Hub(AsyncResource):
                 cluster = cluster_transport(cluster, secret=cluster_secret)
             elif cluster_secret is not None:
                 raise UsageError("cluster_secret goes with a URL; a transport has signed=ClusterSecret(…)")
-            self._cluster = Cluster(cluster, self.transport, self._remote, self.registry)
+            self._cluster = Cluster(cluster, self.transport, self._remote, self.registry, is_open=cluster_open)
             self.handler.responder.look_up = self._remote.look_up = self._cluster.look_up
             self.handler.describe_to = self._cluster.description
 
