@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -205,12 +207,20 @@ def servers_of(name: str, address: str = "") -> dict[str, MCPServer]:
     text = text.replace(f"{THERE}/.venv/bin", str(BIN)).replace(THERE, str(SNIPPETS))
     text = text.replace("http://127.0.0.1:8000", address)
     if name.endswith(".json"):
-        return read_servers(json.loads(text))
+        return read_written(json.loads(text))
     servers = tomllib.loads(text)["mcp_servers"]  # the same words but for this one
     for server in servers.values():
         if variable := server.pop("bearer_token_env_var", None):
             server["headers"] = {"Authorization": f"Bearer ${{{variable}}}"}
-    return read_servers({"mcpServers": servers})
+    return read_written({"mcpServers": servers})
+
+
+def read_written(content: dict[str, Any]) -> dict[str, MCPServer]:
+    """Return the servers of a file with this content."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "mcp.json")
+        file.write_text(json.dumps(content))
+        return read_servers(file)
 
 
 async def test_clients_can_start_opwire_as_the_page_tells_them() -> None:

@@ -559,7 +559,7 @@ async def test_discovery_and_figures_include_the_other_hubs(hubs: Hubs, meeting:
 @pytest.mark.parametrize("is_transport", [True, False])
 async def test_a_cluster_without_a_secret_is_refused_unless_it_is_open(broker: str, is_transport: bool) -> None:
     cluster = cluster_transport(broker) if is_transport else broker
-    with pytest.raises(UsageError, match="set cluster_secret .* or cluster_open"):
+    with pytest.raises(UsageError, match=r"set cluster_secret .* or cluster_open"):
         Hub(url="ws://127.0.0.1:0", cluster=cluster)
     Hub(url="ws://127.0.0.1:0", cluster=cluster, cluster_open=True)
     if not is_transport:

@@ -334,7 +334,7 @@ class Cluster:
         self._secret = transport.signed if isinstance(transport.signed, ClusterSecret) else None
         if self._secret is None and not is_open:
             raise UsageError(
-                "a cluster needs a secret, or any client of its broker could join as a hub: set cluster_secret (for the "
+                "a cluster needs a secret, or any client of its broker could join as a hub: set cluster_secret (on the "
                 "command line OPWIRE_CLUSTER_SECRET), the same for all hubs; or cluster_open, if only hubs may use its "
                 "prefix on that broker"
             )

@@ -75,8 +75,8 @@ class Hub(AsyncResource):
     for operations that were never announced.
 
     Hubs with the same `cluster`, the URL (or a transport) of a Redis or NATS server, are one: a caller at one of them
-    reaches the spokes of all. `cluster_secret` proves them to each other. `cluster_open=True` does without: every client
-    of that broker that may use the prefix "opwire-hubs" is believed then, and can act as anyone.
+    reaches the spokes of all. `cluster_secret` proves them to each other. `cluster_open=True` does without: then every
+    client of that broker that may use the prefix "opwire-hubs" is believed, and can act as anyone.
 
     `anonymous` is the identity of callers without one; `max_described` bounds the bytes that one spoke may describe;
     `options` are those of `WebSocketServer` (`ssl`, `balance`, `rate`, `max_calls`, …). `BrokerNode` is the counterpart

@@ -63,17 +63,30 @@ def test_an_entry_says_what_to_start_or_where_to_go(entry: Any, server: object) 
 )
 def test_what_is_wrong_is_said_with_its_key_and_without_secrets(entry: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message) as failure:
-        read_server(entry)
+        read_server(entry, is_file=True)
     assert "s3cret" not in str(failure.value)
 
 
-def test_placeholders_are_filled_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placeholders_of_files_are_filled_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "t0ken")
     monkeypatch.setenv("EMPTY", "")
     entry = {"command": "${HOME_BIN:-/usr/bin}/x", "args": ["$TOKEN", "${env:TOKEN}", "a${EMPTY}b", "${NONE:-}"]}
-    assert read_server(entry) == StdioServer("/usr/bin/x", ("$TOKEN", "t0ken", "ab", ""))
-    server = read_server({"url": "http://a/b", "headers": {"Authorization": "Bearer ${TOKEN}"}})
-    assert server == HTTPServer("http://a/b", {"Authorization": "Bearer t0ken"})
+    assert read_server(entry, is_file=True) == StdioServer("/usr/bin/x", ("$TOKEN", "t0ken", "ab", ""))
+    file = tmp_path / "mcp.json"
+    headers = {"Authorization": "Bearer ${TOKEN}"}
+    file.write_text(json.dumps({"mcpServers": {"a": {"url": "http://a/${TOKEN}", "headers": headers}}}))
+    assert read_servers(file) == {"a": HTTPServer("http://a/t0ken", {"Authorization": "Bearer t0ken"})}
+
+
+def test_placeholders_outside_of_files_do_not_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL or an entry may come from a user of a gateway, who must not learn the gateway's secrets."""
+    monkeypatch.setenv("TOKEN", "t0ken")
+    url = "http://a/b?x=${TOKEN}"
+    entry = {"url": url, "headers": {"X": "${TOKEN}"}}
+    assert read_server(url) == HTTPServer(url)
+    assert read_server(entry) == HTTPServer(url, {"X": "${TOKEN}"})
+    assert read_servers({"mcpServers": {"a": entry}}) == {"a": HTTPServer(url, {"X": "${TOKEN}"})}
+    assert read_server({"command": "x", "args": ["${TOKEN}"]}) == StdioServer("x", ("${TOKEN}",))
 
 
 @pytest.mark.parametrize("key", ["mcpServers", "servers"])

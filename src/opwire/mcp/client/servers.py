@@ -172,11 +172,13 @@ def read_servers(source: Path | str | Mapping[str, Any]) -> dict[str, MCPServer]
     """Return the enabled servers of an `mcpServers` file, by name.
 
     `source` is the path of a JSON file, or its content: `{"mcpServers": {...}}`, or `{"servers": {...}}` as VS Code
-    writes it. `${NAME}` and `${NAME:-default}` are replaced from the environment.
+    writes it. In a file, `${NAME}` and `${NAME:-default}` are replaced from the environment. Content is taken as it is:
+    it may come from a user, who must not read the variables of this process.
 
     Raises:
         UsageError: the file is unreadable or invalid; the message names the key.
     """
+    is_file = not isinstance(source, Mapping)
     if isinstance(source, Mapping):
         content = source
     else:
@@ -198,36 +200,44 @@ def read_servers(source: Path | str | Mapping[str, Any]) -> dict[str, MCPServer]
     except msgspec.ValidationError as error:
         raise UsageError(f"{key}: {error}; it maps the names of servers to objects") from error
     enabled = {name: entry for name, entry in entries.items() if entry.get("disabled") is not True}
-    return {name: read_server(entry, at=f"{key}.{name}") for name, entry in enabled.items()}
+    return {name: read_server(entry, at=f"{key}.{name}", is_file=is_file) for name, entry in enabled.items()}
 
 
-def read_server(entry: Mapping[str, Any] | str, *, at: str = "server") -> MCPServer:
+def read_server(entry: Mapping[str, Any] | str, *, at: str = "server", is_file: bool = False) -> MCPServer:
     """Return the server of a URL, or of one entry of an `mcpServers` file. Keys of other programs are ignored.
+
+    `is_file` says that the entry is from a file that the operator wrote: its placeholders are replaced from the
+    environment.
 
     Raises:
         UsageError: the entry is invalid; the message names the key, under `at`.
     """
     try:
         server_entry = msgspec.convert({"url": entry} if isinstance(entry, str) else entry, _ServerEntry)
-        command, url = _expand(server_entry.command, "command"), _expand(server_entry.url, "url")
+        expand = _from_environment if is_file else _unchanged
+        command, url = expand(server_entry.command, "command"), expand(server_entry.url, "url")
         if not (command if server_entry.kind == "stdio" else url):
             raise UsageError(f"{'command' if server_entry.kind == 'stdio' else 'url'} is missing")
         if server_entry.cwd == "":
             raise UsageError("cwd is empty")
         if server_entry.kind != "stdio":
-            headers = {name: _expand(value, f"headers.{name}") for name, value in (server_entry.headers or {}).items()}
+            headers = {name: expand(value, f"headers.{name}") for name, value in (server_entry.headers or {}).items()}
             return HTTPServer(url, headers, server_entry.kind)
         return StdioServer(
             command=command,
-            args=tuple(_expand(arg, f"args[{index}]") for index, arg in enumerate(server_entry.args)),
-            env={name: _expand(value, f"env.{name}") for name, value in (server_entry.env or {}).items()} or None,
-            cwd=None if server_entry.cwd is None else _expand(server_entry.cwd, "cwd"),
+            args=tuple(expand(arg, f"args[{index}]") for index, arg in enumerate(server_entry.args)),
+            env={name: expand(value, f"env.{name}") for name, value in (server_entry.env or {}).items()} or None,
+            cwd=None if server_entry.cwd is None else expand(server_entry.cwd, "cwd"),
         )
     except (UsageError, msgspec.ValidationError) as error:
         raise UsageError(f"{at}: {error}") from error
 
 
-def _expand(value: str | float, key: str) -> str:
+def _unchanged(value: str | float, key: str) -> str:
+    return str(value)
+
+
+def _from_environment(value: str | float, key: str) -> str:
     def replacement(placeholder: re.Match[str]) -> str:
         name, default = placeholder[1], placeholder[2]
         if name not in os.environ and default is None:
