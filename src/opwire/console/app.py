@@ -36,8 +36,8 @@ from opwire.errors import CallError, ErrorCode, check_above_zero, check_known
 from opwire.model.identity import LOCAL_IDENTITY, Identity
 from opwire.model.operation import Interceptor
 from opwire.observe.monitor import CallMonitor
-from opwire.openapi.server.endpoints import Requests
 from opwire.openapi.server.request import READS, REQUEST, Request
+from opwire.openapi.server.responses import Requests
 from opwire.registry import OperationRegistry, RegistryView
 from opwire.registry.dispatch import Dispatcher, operation_filter
 from opwire.runtime.text import get_logger

@@ -608,7 +608,7 @@ async def test_a_fault_of_the_surface_itself_is_logged_and_not_shown(
         raise KeyError("a secret")
 
     caplog.set_level(logging.ERROR)
-    monkeypatch.setattr("opwire.openapi.server.operations.encode_response", fail)
+    monkeypatch.setattr("opwire.openapi.server.app.encode_response", fail)
     async with served(make_registry()) as client:
         reply = await client.get("/math/add?a=1", x_request_id="r-9")
         assert "r-9" in refused(reply, 500, "INTERNAL")

@@ -1,4 +1,4 @@
-"""Encode envelopes as HTTP responses, and subscriptions as server-sent events.
+"""Respond to HTTP requests: results of calls, errors, and subscriptions as server-sent events.
 
 A response is the data as JSON, `null` included: an empty 204 would not distinguish "nothing" from "no body", and
 generated clients parse the type that the document declares. Bytes are an octet stream.
@@ -29,6 +29,7 @@ from opwire.asgi.problem import (
     problem_details,
     send_problem,
 )
+from opwire.asgi.request import ADMITTED, App, Receive, Scope
 from opwire.errors import CallError, ConversionError, ErrorCode
 from opwire.model.envelope import (
     HTTPResponseMeta,
@@ -40,9 +41,15 @@ from opwire.model.envelope import (
     warn_of_nulls,
 )
 from opwire.model.origin import ENVELOPE_JSON
-from opwire.openapi.server.request import CancelOnDisconnect, Request
+from opwire.observe.logs import CANCELLED
+from opwire.openapi.server.request import REQUEST, CancelOnDisconnect, Request
 from opwire.runtime.text import EscapingLogger
 from opwire.typed.plain import write_json
+
+NO_STORE: Header = (b"cache-control", b"no-store")
+"""Without `vary`, which would only matter to a cache."""
+
+JSON: Header = (b"content-type", b"application/json")
 
 UPSTREAM = "opwire-upstream-"
 
@@ -56,7 +63,31 @@ _FORWARDED_PREFIXES = (
 )
 _MAX_HEADER_VALUE_CHARACTERS = 4_096
 _OK = int(HTTPStatus.OK)  # an attribute of HTTPStatus takes 0.3 µs on Python 3.11
+_STATUSES_WITHOUT_LENGTH = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 _encoder = msgspec.json.Encoder()
+
+
+class Requests:
+    """Middleware that parses each admitted request, and responds with a problem if its endpoint raises an error."""
+
+    def __init__(self, app: App, logger: EscapingLogger, error_headers: Iterable[Header] = ()) -> None:
+        self._app = app
+        self._logger = logger
+        self._error_headers = error_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        request = scope[REQUEST] = Request(scope, scope[ADMITTED])
+        if request.access is not None:
+            request.access.request_id = request.request_id
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:  # the server stops, and does not wait any longer
+            if request.access is not None:
+                request.access.outcome = CANCELLED
+            raise
+        except Exception as error:
+            await send_error(send, request, error, self._logger, self._error_headers)
 
 
 class EncodedResponse(Struct, frozen=True):  # not a named tuple: saves 0.2 µs
@@ -141,6 +172,29 @@ def upstream_headers(meta: HTTPResponseMeta) -> list[Header]:
     ]
 
 
+async def send_methods(send: Send, request: Request, *methods: str) -> None:
+    """Respond to OPTIONS; reject another method that a path does not have.
+
+    Raises:
+        HTTPStatusError: METHOD_NOT_ALLOWED.
+    """
+    allow = (b"allow", ", ".join((*methods, "OPTIONS")).encode())
+    if request.method != "OPTIONS":
+        wrong = CallError(ErrorCode.PROTOCOL_ERROR, f"the methods of this path are {', '.join(methods)} and OPTIONS")
+        raise HTTPStatusError(HTTPStatus.METHOD_NOT_ALLOWED, wrong, allow)
+    await send_response(send, request, HTTPStatus.NO_CONTENT, b"", [allow])
+
+
+async def send_response(send: Send, request: Request, status: int, body: bytes, headers: list[Header]) -> None:
+    """Send a complete response; to HEAD without its body."""
+    headers.append((b"x-content-type-options", b"nosniff"))
+    headers.append((b"x-request-id", request.request_id.encode()))
+    if status not in _STATUSES_WITHOUT_LENGTH:
+        headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+
 async def send_error(
     send: Send, request: Request, error: Exception, logger: EscapingLogger, headers: Iterable[Header] = ()
 ) -> None:
@@ -157,6 +211,11 @@ async def send_error(
         headers=[(b"x-request-id", request.request_id.encode()), *headers],
         with_body=request.method != "HEAD",
     )
+
+
+def shutting_down() -> CallError:
+    """Return the error for streams, probes and webhooks while the server drains."""
+    return CallError(ErrorCode.UNAVAILABLE, "the server is shutting down: connect again", retry_after=1)
 
 
 # --- server-sent events -----------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from opwire.asgi.problem import Send
 from opwire.asgi.request import Receive, Scope
 from opwire.errors import UsageError
 from opwire.model.origin import id_of, path_of
-from opwire.openapi.server.endpoints import JSON, NO_STORE, send_methods, send_response, shutting_down
 from opwire.openapi.server.request import REQUEST, Request, parse_body
+from opwire.openapi.server.responses import JSON, NO_STORE, send_methods, send_response, shutting_down
 
 if TYPE_CHECKING:
     from opwire.openapi.webhooks import WebhookReceiver
