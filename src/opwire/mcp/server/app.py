@@ -17,7 +17,7 @@ from opwire.asgi.app import ExactRoute, ListeningApp, is_plain
 from opwire.asgi.guard import GuardOptions, RequestGuard
 from opwire.asgi.listener import ListenOptions
 from opwire.asgi.problem import Header, HTTPStatusError, Send
-from opwire.asgi.request import ADMITTED, AdmittedRequest, App, Receive, Scope
+from opwire.asgi.request import ADMITTED, AdmittedRequest, Receive, Scope
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts, check_instance, check_known
 from opwire.mcp.messages import (
     HTTP_STATUS,
@@ -235,8 +235,8 @@ class MCPApp(ListeningApp):
         self._identified = Sessions(server, timing, max_sessions=max_sessions, max_each=max_each, max_calls=calls)
         # Separate, so that these cannot displace the others.
         self._anonymous = Sessions(server, timing, max_sessions=max_sessions, max_each=max_sessions, max_calls=calls)
-        endpoint = ExactRoute(path, TokenIfNeeded(self._serve, server))
-        paths = Router([endpoint], redirect_slashes=False, default=UnknownPath(path))
+        self._path = path
+        paths = Router([ExactRoute(path, self._serve)], redirect_slashes=False, default=self._redirect_or_reject)
         super().__init__(default=RequestGuard(paths, surface="mcp", **guard))
 
     def drain(self) -> None:
@@ -251,8 +251,11 @@ class MCPApp(ListeningApp):
         await asyncio.gather(self._identified.close(), self._anonymous.close(), self._server.close())
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request of the era that its header names."""
+        """Serve a request of the era that its header names, unless an anonymous client could call nothing."""
         request: AdmittedRequest = scope[ADMITTED]
+        if request.identity is None and not self._server.catalogue.has_public():
+            needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
+            raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
         version = request.headers.get(VERSION_HEADER.encode())
         if version is not None and version.decode("latin-1") not in HANDSHAKE_VERSIONS:
             await serve_stateless(self._server, request, receive, send)
@@ -260,38 +263,8 @@ class MCPApp(ListeningApp):
         sessions = self._anonymous if request.identity is None else self._identified
         await sessions.serve(request, receive, send)
 
-
-class TokenIfNeeded:
-    """Middleware that asks anonymous clients for a token if they could call nothing without one."""
-
-    def __init__(self, app: App, server: RegistryServer) -> None:
-        self._app = app
-        self._server = server
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request.
-
-        Raises:
-            HTTPStatusError: UNAUTHORIZED.
-        """
-        if scope[ADMITTED].identity is None and not self._server.catalogue.has_public():
-            needed = CallError(ErrorCode.UNAUTHENTICATED, "a token is needed, as Authorization: Bearer")
-            raise HTTPStatusError(HTTPStatus.UNAUTHORIZED, needed, (b"www-authenticate", b"Bearer"))
-        await self._app(scope, receive, send)
-
-
-class UnknownPath:
-    """Redirect from the path of the server with a slash too many, and reject others."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reject a request.
-
-        Raises:
-            HTTPStatusError: NOT_FOUND, PERMANENT_REDIRECT.
-        """
+    async def _redirect_or_reject(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Redirect from the path of the server with a slash too many, and reject others."""
         wrong = CallError(ErrorCode.OPERATION_NOT_FOUND, f"unknown path; MCP is at {self._path}")
         root: str = scope.get("root_path", "")
         path: str = scope["path"].removeprefix(root)
