@@ -14,8 +14,6 @@ _BUDGET_PER_LOCATION: Final = 150
 _UNITS_PER_VISIT: Final = 30  # this one and the next are what the meter itself takes
 _UNITS_PER_COMBINED_PART: Final = 20
 
-_CONTAINERS: Final = frozenset({dict, list})
-
 
 class ComplexityError(ValueError):
     """A value costs more to check than one value may."""
@@ -57,12 +55,8 @@ class Meter:
                 member_states = state.members
                 for name, member in cast("dict[str, Any]", value).items():
                     member_state = member_states.get(name) or self._member_state(state, name)
-                    if type(member) in _CONTAINERS or member_state.keyword_costs:
-                        if not member_state.is_free:
-                            unvisited.append((member, member_state))
-                    else:  # saves half the time: most members are scalars
-                        budget += member_state.allowance
-                        visited_locations += not member_state.is_free
+                    if not member_state.is_free:
+                        unvisited.append((member, member_state))
             elif type(value) is list:
                 if state.items is None:
                     groups = chain.from_iterable(part.array_groups for part in state.parts)
