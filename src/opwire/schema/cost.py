@@ -81,7 +81,7 @@ class SchemaPart:
         self.object_groups = groups([*self.properties.values(), *exclusive], independent)
         items = [*as_list(schema.get("prefixItems")), *subschemas("items")]
         self.array_groups = groups(items, subschemas("contains", "unevaluatedItems"))
-        self.keyword_costs: list[KeywordCost] = keyword_costs(schema)
+        self.keyword_costs: list[KeywordCost] = list(keyword_costs(schema))
         self.own_cost = 1 + _cost_of_lists(schema)
         # `SchemaCosts` adds the costs of the subschemas to those that follow:
         self.is_priced = bool(self.keyword_costs)  # this part, or one that it leads to

@@ -11,18 +11,17 @@ Nearly every keyword takes jsonschema-rs 10 to 20 ns, which is one unit. The exc
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import frexp
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from opwire.schema.pattern_cost import PatternCost
-from opwire.typed.plain import as_dict
-
-MAX_ORDINARY_PATTERNS: Final = 64
-"""Patterns that every property name may be compared with at no extra cost."""
+from opwire.typed.plain import as_dict, as_list
 
 PRICED_KEYWORDS = frozenset({"multipleOf", "pattern", "patternProperties", "propertyNames", "uniqueItems"})
 
+_MAX_ORDINARY_PATTERNS: Final = 64  # that every property name may be compared with at no extra cost
 _UNITS_PER_EQUAL_HASH: Final = 3  # comparing two items takes 40 ns
 _BITS_PER_UNIT_OF_DIVISION: Final = 2_500  # squared: 15 µs for 1e308, and 1 ms for an integer of 4,000 digits
 
@@ -36,105 +35,65 @@ _KEYWORDS_OF_NAMES = frozenset(
 _ANY_PATTERN = r"\1"  # as expensive as a pattern can be
 
 
-class KeywordCost(Protocol):
-    """The cost of one keyword, beyond the unit that every keyword takes."""
-
-    def units(self, value: Any) -> int:
-        """Return the units for one value; 0 for one of another type."""
-        ...
+KeywordCost = Callable[[Any], int]
+"""Returns the units that one keyword takes for a value, beyond the unit that every keyword takes."""
 
 
-def keyword_costs(schema: dict[str, Any]) -> list[KeywordCost]:
-    """Return the costs of the keywords of one schema object that can be expensive."""
-    return [] if PRICED_KEYWORDS.isdisjoint(schema) else list(_keyword_costs(schema))
-
-
-def _keyword_costs(schema: dict[str, Any]) -> Iterator[KeywordCost]:
+def keyword_costs(schema: dict[str, Any]) -> Iterator[KeywordCost]:
+    """Yield the costs of the keywords of one schema object that can be expensive."""
     if "pattern" in schema and not (pattern_cost := PatternCost(schema["pattern"])).is_ordinary:
-        yield TextCost(pattern_cost)
+        yield lambda value: pattern_cost.units(value) if type(value) is str else 0
     if "patternProperties" in schema or "propertyNames" in schema:
-        names_cost = NamesCost(schema)
-        if not names_cost.is_ordinary:
-            yield names_cost
+        yield from _names_cost(schema)
     if schema.get("multipleOf") is not None:
-        yield DivisionCost(schema["multipleOf"])
+        yield partial(_division_units, schema["multipleOf"])
     if schema.get("uniqueItems") is True:
         item_type = as_dict(schema.get("items")).get("type")
         if schema.get("type", "array") not in _NOT_ARRAYS and item_type not in _UNIQUE_BY_HASH:
-            yield UniquenessCost()
+            yield _uniqueness_units
 
 
-class TextCost:
-    """The cost of `pattern`."""
+def _names_cost(schema: dict[str, Any]) -> Iterator[KeywordCost]:
+    """Yield the cost of `patternProperties` and `propertyNames`, which look at every property name."""
+    patterns = list(as_dict(schema.get("patternProperties")))
+    units_per_name = len(patterns)
+    name_schema = as_dict(schema.get("propertyNames"))
+    # No meter follows names into the schemas below `propertyNames`: one that is elsewhere may have any pattern.
+    patterns.append(name_schema.get("pattern", "") if name_schema.keys() <= _KEYWORDS_OF_NAMES else _ANY_PATTERN)
+    pattern_costs = [cost for cost in map(PatternCost, patterns) if not cost.is_ordinary]
 
-    def __init__(self, pattern_cost: PatternCost) -> None:
-        self._pattern_cost = pattern_cost
+    def units(value: Any) -> int:
+        names = as_dict(value)
+        return units_per_name * len(names) + sum(cost.units(name) for cost in pattern_costs for name in names)
 
-    def units(self, value: Any) -> int:
-        """Return the units for a text."""
-        return self._pattern_cost.units(value) if type(value) is str else 0
-
-
-class NamesCost:
-    """The cost of `patternProperties` and `propertyNames`, which look at every property name."""
-
-    def __init__(self, schema: dict[str, Any]) -> None:
-        patterns = list(as_dict(schema.get("patternProperties")))
-        self._units_per_name = len(patterns)
-        name_schema = as_dict(schema.get("propertyNames"))
-        # No meter follows names into the schemas below `propertyNames`: one that is elsewhere may have any pattern.
-        patterns.append(name_schema.get("pattern", "") if name_schema.keys() <= _KEYWORDS_OF_NAMES else _ANY_PATTERN)
-        self._pattern_costs = [cost for cost in map(PatternCost, patterns) if not cost.is_ordinary]
-
-    @property
-    def is_ordinary(self) -> bool:
-        """Whether no object costs much more than its members."""
-        return not self._pattern_costs and self._units_per_name <= MAX_ORDINARY_PATTERNS
-
-    def units(self, value: Any) -> int:
-        """Return the units for an object."""
-        if type(value) is not dict:
-            return 0
-        names = cast("dict[str, Any]", value)
-        search_units = sum(cost.units(name) for cost in self._pattern_costs for name in names)
-        return self._units_per_name * len(names) + search_units
+    if pattern_costs or units_per_name > _MAX_ORDINARY_PATTERNS:
+        yield units
 
 
-class DivisionCost:
-    """The cost of `multipleOf`: a division of integers as long as the binary exponents of both numbers."""
-
-    def __init__(self, divisor: Any) -> None:
-        self._divisor_bits = _exponent_bits(divisor) if isinstance(divisor, int | float) else 0
-
-    def units(self, value: Any) -> int:
-        """Return the units for a number."""
-        if type(value) not in (int, float):
-            return 0
-        bits = _exponent_bits(value) + self._divisor_bits
-        return bits + bits * bits // _BITS_PER_UNIT_OF_DIVISION
+def _division_units(divisor: Any, value: Any) -> int:
+    """Return the units of `multipleOf`: a division of integers as long as the binary exponents of both numbers."""
+    if type(value) not in (int, float):
+        return 0
+    bits = _exponent_bits(value) + (_exponent_bits(divisor) if isinstance(divisor, int | float) else 0)
+    return bits + bits * bits // _BITS_PER_UNIT_OF_DIVISION
 
 
 def _exponent_bits(number: float) -> int:
     return number.bit_length() if isinstance(number, int) else abs(frexp(number)[1])
 
 
-class UniquenessCost:
-    """The cost of `uniqueItems`: items with equal hashes are compared pair by pair.
+def _uniqueness_units(value: Any) -> int:
+    """Return the units of `uniqueItems`: items with equal hashes are compared pair by pair.
 
     What jsonschema-rs leaves out of a hash is not documented: where inner containers begin and end, and integers beyond
     64 bits. `tests/schema/test_jsonschema_rs.py` checks it.
     """
-
-    def units(self, value: Any) -> int:
-        """Return the units for an array."""
-        if type(value) is not list:
-            return 0
-        items = cast("list[Any]", value)
-        if not any(type(item) in _CONTAINERS or (type(item) is int and item not in _64_BITS) for item in items):
-            return 0
-        items_by_hash = Counter(map(hashed_part, items))
-        pairs = sum(count * (count - 1) // 2 for count in items_by_hash.values())
-        return pairs * _UNITS_PER_EQUAL_HASH
+    items = as_list(value)
+    if not any(type(item) in _CONTAINERS or (type(item) is int and item not in _64_BITS) for item in items):
+        return 0
+    items_by_hash = Counter(map(hashed_part, items))
+    pairs = sum(count * (count - 1) // 2 for count in items_by_hash.values())
+    return pairs * _UNITS_PER_EQUAL_HASH
 
 
 def hashed_part(value: Any) -> Any:

@@ -108,4 +108,4 @@ class _MeterState:
 
     def keyword_units(self, value: Any) -> int:
         """Return the units of keywords that cost more than one."""
-        return sum(cost.units(value) for cost in self.keyword_costs) if self.keyword_costs else 0
+        return sum(cost(value) for cost in self.keyword_costs)
