@@ -13,8 +13,7 @@ from opwire.durable.jetstream import session as jetstream_session
 from opwire.durable.jetstream.session import ApiResponse, JetStreamSession, SessionListener
 from opwire.errors import CallError
 from opwire.transports.nats import connection
-from opwire.transports.nats.connection import NatsServers
-from opwire.transports.nats.protocol import Message, publish
+from opwire.transports.nats.connection import Message, NatsServers, publish
 from opwire_conformance.harness import soon
 from tests.durable.jetstream.journals import unavailable, until
 from tests.servers.brokers import HOST, NatsServer

@@ -20,8 +20,7 @@ from opwire.errors import CallError, ErrorCode
 from opwire.protocol import Description
 from opwire.protocol.description import Statistics
 from opwire.transports.nats import connection
-from opwire.transports.nats.connection import NatsServers
-from opwire.transports.nats.protocol import Info
+from opwire.transports.nats.connection import Info, NatsServers
 from opwire.transports.nats.transport import NatsBrokerConnection, Subjects
 from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, NatsServer

@@ -10,6 +10,10 @@ import pytest
 
 from opwire.errors import CallError, ErrorCode
 from opwire.transports.nats.connection import (
+    PING,
+    PONG,
+    Info,
+    Message,
     NatsConnection,
     NatsCredentials,
     NatsServers,
@@ -17,8 +21,9 @@ from opwire.transports.nats.connection import (
     ServerAddress,
     open_any,
     parse_server,
+    publish,
+    subscribe,
 )
-from opwire.transports.nats.protocol import PING, PONG, Info, Message, publish, subscribe
 from opwire_conformance.harness import soon
 from tests.servers.brokers import HOST, NatsServer
 from tests.servers.faults import FaultProxy

@@ -29,7 +29,7 @@ from opwire.durable.journal import Task
 from opwire.errors import CallError
 from opwire.runtime.tasks import cancel_tasks, reject, resolve
 from opwire.runtime.text import get_logger
-from opwire.transports.nats.protocol import Message
+from opwire.transports.nats.connection import Message
 
 logger = get_logger("opwire.durable.jetstream")
 

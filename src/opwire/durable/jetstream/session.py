@@ -21,8 +21,17 @@ from opwire.errors import CallError, ErrorCode
 from opwire.runtime.deadlines import Deadlines
 from opwire.runtime.tasks import reject, resolve
 from opwire.runtime.text import get_logger
-from opwire.transports.nats.connection import NatsConnection, NatsServers, Security, open_any
-from opwire.transports.nats.protocol import Info, Message, publish, subscribe, unsubscribe
+from opwire.transports.nats.connection import (
+    Info,
+    Message,
+    NatsConnection,
+    NatsServers,
+    Security,
+    open_any,
+    publish,
+    subscribe,
+    unsubscribe,
+)
 
 logger = get_logger("opwire.durable.jetstream")
 

@@ -49,8 +49,18 @@ from opwire.runtime.limits import TokenBucket
 from opwire.runtime.text import get_logger
 from opwire.transports.broker import BrokerTransport
 from opwire.transports.broker_connection import BrokerListener, RequestSigner
-from opwire.transports.nats.connection import NatsConnection, NatsCredentials, NatsServers, Security, open_any
-from opwire.transports.nats.protocol import MAX_PAYLOAD, Info, Message, subscribe, unsubscribe
+from opwire.transports.nats.connection import (
+    MAX_PAYLOAD,
+    Info,
+    Message,
+    NatsConnection,
+    NatsCredentials,
+    NatsServers,
+    Security,
+    open_any,
+    subscribe,
+    unsubscribe,
+)
 from opwire.transports.pacing import LARGE, LargeMessages
 
 logger = get_logger("opwire.transports.nats")

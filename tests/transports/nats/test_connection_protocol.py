@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opwire.errors import CallError, ErrorCode
-from opwire.transports.nats import protocol
-from opwire.transports.nats.protocol import Event, Info, Message, Parser, Ping, Pong, ServerError
+from opwire.transports.nats import connection
+from opwire.transports.nats.connection import Event, Info, Message, Parser, Ping, Pong, ServerError
 
 WORDS: list[tuple[bytes, list[Event]]] = [
     (b"MSG a.b 1 5\r\nhello\r\n", [Message("a.b", "1", "", b"hello")]),
@@ -88,8 +88,8 @@ def test_a_large_message_that_comes_byte_by_byte_is_put_together() -> None:
         (b"INFO not json\r\n", "INFO cannot be parsed"),
         (b'INFO {"max_payload":"5"}\r\n', "INFO cannot be parsed"),
         (b"INFO %b\r\n" % (b'{"x":' + b"[" * 20_000), "INFO cannot be parsed"),
-        (b"x" * protocol.MAX_LINE_BYTES, "more than 32,768 bytes"),
-        (b"INFO %b\r\n" % (b" " * protocol.MAX_LINE_BYTES), "more than 32,768 bytes"),
+        (b"x" * connection.MAX_LINE_BYTES, "more than 32,768 bytes"),
+        (b"INFO %b\r\n" % (b" " * connection.MAX_LINE_BYTES), "more than 32,768 bytes"),
     ],
 )
 def test_what_is_not_nats_is_a_protocol_error_that_says_what_was_wrong(data: bytes, complaint: str) -> None:
@@ -116,20 +116,20 @@ def test_garbage_is_a_protocol_error_and_never_a_crash(pieces: list[bytes], size
 
 def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
     parser = Parser()
-    for _ in range(protocol.MAX_LINE_BYTES // 1000):
+    for _ in range(connection.MAX_LINE_BYTES // 1000):
         assert parser.feed(b"x" * 1000) == []
     with pytest.raises(CallError, match="more than 32,768 bytes"):
         parser.feed(b"x" * 1000)
 
 
 def test_what_we_say_is_written_as_nats_wants_it() -> None:
-    assert protocol.connect({"user": "ann", "verbose": False}) == b'CONNECT {"user":"ann","verbose":false}\r\n'
-    assert protocol.publish("a.b", "c.d", b"hello") == b"PUB a.b c.d 5\r\nhello\r\n"
-    assert protocol.publish("a.b", "", b"") == b"PUB a.b 0\r\n\r\n"
-    assert protocol.subscribe("a.*", "in") == b"SUB a.* in\r\n"
-    assert protocol.subscribe("a.b", 7, "q") == b"SUB a.b q 7\r\n"
-    assert protocol.unsubscribe([7, 8]) == b"UNSUB 7\r\nUNSUB 8\r\n"
-    assert protocol.unsubscribe([]) == b""
+    assert connection.connect({"user": "ann", "verbose": False}) == b'CONNECT {"user":"ann","verbose":false}\r\n'
+    assert connection.publish("a.b", "c.d", b"hello") == b"PUB a.b c.d 5\r\nhello\r\n"
+    assert connection.publish("a.b", "", b"") == b"PUB a.b 0\r\n\r\n"
+    assert connection.subscribe("a.*", "in") == b"SUB a.* in\r\n"
+    assert connection.subscribe("a.b", 7, "q") == b"SUB a.b q 7\r\n"
+    assert connection.unsubscribe([7, 8]) == b"UNSUB 7\r\nUNSUB 8\r\n"
+    assert connection.unsubscribe([]) == b""
 
 
 @given(messages())
@@ -137,6 +137,6 @@ def test_a_subject_of_any_bytes_is_published_unchanged(message: tuple[bytes, lis
     data, events = message
     arrived = Parser().feed(data)[0]
     assert isinstance(arrived, Message)
-    written = protocol.publish(arrived.subject, arrived.reply, arrived.payload)
+    written = connection.publish(arrived.subject, arrived.reply, arrived.payload)
     assert written.removeprefix(b"PUB ") == data.removeprefix(b"MSG ").replace(b" 7 ", b" ", 1)
     assert events == [arrived]
