@@ -91,7 +91,7 @@ def deep_operations() -> OperationRegistry:
 async def test_what_no_decoder_can_read_fails_its_call_at_once(
     engine: Engine, server: Server, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("broker", "websocket.session"):
+    for module in ("broker", "websocket.client"):
         monkeypatch.setattr(f"opwire.transports.{module}.encode_event", partial(encode_foreign, order))
     async with (
         PendingRequestMap(engine.connect(server.url, heartbeat=10.0)) as serving,

@@ -10,7 +10,7 @@ from opwire.auth import Grant
 from opwire.errors import CallError, ErrorCode
 from opwire.model.identity import Identity
 from opwire.protocol import Address
-from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission, session
+from opwire.transports.websocket import WebSocketServer, WebSocketTransport, admission
 from opwire_conformance.harness import soon
 from tests.transports.websocket.ends import Ends, Plain, until
 
@@ -153,7 +153,7 @@ async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "_SECONDS_BETWEEN_NOTICES", 0.01)
-    monkeypatch.setattr(session, "PATIENCE", 0.3)
+    monkeypatch.setattr("opwire.transports.websocket.client.PATIENCE", 0.3)
     policy = Watched()
     server = await guarded(ends, policy)
     client = await ends.client(server.url)
@@ -169,7 +169,7 @@ async def test_a_client_waits_as_long_as_its_announcement_is_being_decided(
 async def test_a_client_begins_again_if_its_announcement_is_not_confirmed(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "PATIENCE", 0.05)
+    monkeypatch.setattr("opwire.transports.websocket.client.PATIENCE", 0.05)
     policy = Watched()
     server = await guarded(ends, policy)
     client = await ends.client(server.url)

@@ -9,7 +9,7 @@ from websockets.asyncio.server import ServerConnection
 
 from opwire.errors import CallError, ErrorCode
 from opwire.protocol import CallAborted, CallFailed, CallResponded
-from opwire.transports.websocket import WebSocketTransport, session
+from opwire.transports.websocket import WebSocketTransport
 from opwire_conformance.harness import item, soon
 from tests.servers.brokers import HOST
 from tests.transports.websocket.ends import End, Ends, until
@@ -113,7 +113,7 @@ async def test_a_host_that_cannot_be_one_is_unavailable() -> None:
 async def test_an_announcement_that_is_not_confirmed_is_unavailable(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "PATIENCE", 0.1)
+    monkeypatch.setattr("opwire.transports.websocket.client.PATIENCE", 0.1)
     async with foreign(saying(WELCOME)) as url:
         client = await ends.client(url)
         with pytest.raises(CallError) as failure:
