@@ -140,7 +140,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = scope[ADMITTED] = AdmittedRequest.of(scope)
+        request = scope[ADMITTED] = AdmittedRequest(scope["method"], scope["headers"], dict(scope["headers"]))
         if not access_logger.isEnabledFor(logging.INFO):
             await self._respond(scope, receive, send)
             return

@@ -41,12 +41,6 @@ class AdmittedRequest(Struct):
     is_counted: bool = False  # in the share of its identity
     share: str | None = None  # the id of that identity; None: the share of requests without a token
 
-    @classmethod
-    def of(cls, scope: Scope) -> "AdmittedRequest":
-        """Return a request before anything of it is checked."""
-        lines: list[Header] = scope["headers"]
-        return cls(scope["method"], lines, dict(lines))
-
     async def ended(self) -> CallError:
         """Wait until its caller may not read a stream any longer, and return the reason; forever without a token."""
         if self.regrant is None or self.identity is None:

@@ -47,7 +47,7 @@ from opwire.mcp.server.durable_tasks import DurableTasks, DurableTaskStore
 from opwire.mcp.server.server import ImplementationInfo, RegistryServer
 from opwire.mcp.server.sessions import EVENTS, JSON, Sessions, SessionTiming, accepts, challenge, send_error, send_json
 from opwire.mcp.server.stdio import DuplexConnection, serve_files, standard_files
-from opwire.mcp.server.streams import EventWriter, follow
+from opwire.mcp.server.streams import EventWriter, ends_soon, follow
 from opwire.mcp.server.tasks import TASK_AFTER, CallTasks
 from opwire.mcp.server.tools import MAX_OUTPUT_SCHEMA, MAX_PAGE, ToolCatalogue
 from opwire.model.identity import Identity
@@ -316,7 +316,7 @@ async def serve_stateless(server: RegistryServer, post: AdmittedRequest, receive
     request.task = task = start_eagerly(server.respond(request))
     wait_for_end = post.ended if message.method == "subscriptions/listen" else None
     try:
-        is_done = task.done() or await follow(task, writer, receive, wait_for_end=wait_for_end)
+        is_done = await ends_soon(task) or await follow(task, writer, receive, wait_for_end=wait_for_end)
     except asyncio.CancelledError:
         task.cancel()
         raise

@@ -41,7 +41,7 @@ from opwire.mcp.revisions import (
 from opwire.mcp.server.calls import Params, ServedRequest
 from opwire.mcp.server.clients import LARGE_INPUT, MAX_INPUTS, MAX_OPEN, ClientState
 from opwire.mcp.server.server import RegistryServer
-from opwire.mcp.server.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, follow
+from opwire.mcp.server.streams import PING, EventLog, EventStore, EventWriter, ResumableStream, ends_soon, follow
 from opwire.model.access import check_access
 from opwire.model.identity import Identity
 from opwire.runtime.bounded import SharedLimit, Tally
@@ -323,7 +323,12 @@ class HTTPSession:
             await send_json(send, 200, encode_message(RPCFailure.of(message.id, error)), self.headers)
             return
         streams = self.events.primes and prefers_events(post.headers.get(b"accept", b""))
-        if task.done() and request.stream is None and not streams:
+        try:
+            is_done = not streams and await ends_soon(task)
+        except asyncio.CancelledError:  # the client has left; the call goes on
+            task.add_done_callback(lambda _: self._outcome(request, task))
+            raise
+        if is_done and request.stream is None:
             await send_json(send, 200, self._outcome(request, task), self.headers)
         else:
             await self._stream(request, task, receive, starts=streams)
@@ -384,7 +389,7 @@ class HTTPSession:
         try:
             if starts:  # the client names events first
                 await writer.write(b"")
-            is_done = task.done()
+            is_done = await ends_soon(task) if starts else task.done()
             if not is_done:
                 within, first = self._poll_after(), PING
                 if self.events.primes:

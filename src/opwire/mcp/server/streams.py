@@ -48,7 +48,7 @@ EVENT_LIFETIME = 300.0
 RETRY_MILLISECONDS = 1_000
 """Milliseconds after which a client resumes a stream."""
 
-_TURNS_BEFORE_WATCHING = 3
+_TURNS_BEFORE_FOLLOWING = 3
 _ID = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})")
 
 
@@ -96,6 +96,15 @@ class EventWriter:
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
+async def ends_soon(task: "asyncio.Future[Any]") -> bool:
+    """Wait a few turns of the event loop for a task: many calls end within these, and to `follow` one takes 60 µs."""
+    for _ in range(_TURNS_BEFORE_FOLLOWING):
+        if task.done():
+            return True
+        await asyncio.sleep(0)
+    return task.done()
+
+
 async def follow(
     task: "asyncio.Future[Any]",
     writer: EventWriter,
@@ -111,10 +120,6 @@ async def follow(
     Return False if the client disconnects, the future of `detached` is done, `wait_for_end` returns, or `within`
     seconds have passed before.
     """
-    for _ in range(_TURNS_BEFORE_WATCHING):  # many calls end within these: watching the client takes 60 µs
-        await asyncio.sleep(0)
-        if task.done():
-            return True
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -193,7 +193,7 @@ class Probe:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, which no guard has admitted."""
-        scope[ADMITTED] = AdmittedRequest.of(scope)
+        scope[ADMITTED] = AdmittedRequest(scope["method"], scope["headers"], dict(scope["headers"]))
         await self._responding(scope, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
