@@ -210,8 +210,6 @@ class DocumentSet:
         if version == "3.2" and isinstance(self_uri, str):  # it is the base URI as well
             self.main.uri = join_uri(uri, self_uri).partition("#")[0]
             self.loaded[self.main.uri] = self.main
-        # Parameters, or the error in them, by the identity of the lists that they come from.
-        self.parameters: dict[tuple[int, ...], list[Located] | str] = {}
         self._shared: dict[tuple[str, int], Any] = {}  # by kind and identity
         self._resolved: dict[_Step, Located] = {}
         self._ends: dict[_Step, Located] = {}  # the end of each chain of references
@@ -249,7 +247,7 @@ class DocumentSet:
         return self.shared("size", part, measured) if part else 0
 
     def shared(self, kind: str, source_value: Any, make: Callable[[], T]) -> T:
-        """Read a part of a document once: many operations may share it. `given` lives as long as the document."""
+        """Read a part of a document once: many operations may share it. `source_value` lives as long as that."""
         key = kind, id(source_value)
         if key not in self._shared:
             self._shared[key] = make()

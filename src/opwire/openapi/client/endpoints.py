@@ -6,7 +6,6 @@ are not affected.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from opwire.errors import SchemaError
@@ -24,7 +23,6 @@ OPERATION_USES = 10
 _LOCATIONS = frozenset({"path", "query", "header", "cookie", "querystring", "body", "formData"})
 _NAMELESS = frozenset({"querystring", "body"})
 _SUCCESS = re.compile(r"2([0-9]{2}|XX)")
-_MAX_PARAMETERS_PER_OPERATION = 1_000  # thousands of paths can share one path item
 
 
 class HTTPEndpoint(NamedTuple):
@@ -170,20 +168,6 @@ def parameters_of(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Locate
     Raises:
         SchemaError: one of them is invalid.
     """
-    key = tuple(id(owner.value.get("parameters")) for owner in (endpoint.item, endpoint.operation))
-    cached_parameters = documents.parameters.get(key)  # thousands of paths may refer to one path item
-    if cached_parameters is None:
-        try:
-            cached_parameters = _parameters(endpoint, documents)
-        except SchemaError as error:
-            cached_parameters = str(error)
-        documents.parameters[key] = cached_parameters
-    if isinstance(cached_parameters, str):
-        raise SchemaError(cached_parameters)
-    return cached_parameters
-
-
-def _parameters(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]:
     parameters_by_place: dict[tuple[str, str], Located] = {}
     for owner in (endpoint.item, endpoint.operation):
         declared_parameters = owner.value.get("parameters")
@@ -207,8 +191,6 @@ def _parameters(endpoint: HTTPEndpoint, documents: DocumentSet) -> list[Located]
             if name != fields.get("name"):
                 located = Located({**located.value, "name": name}, located.document)
             parameters_by_place[name, location] = located
-            if len(parameters_by_place) > _MAX_PARAMETERS_PER_OPERATION:
-                raise SchemaError(f"it has more than {_MAX_PARAMETERS_PER_OPERATION:,} parameters")
     return list(parameters_by_place.values())
 
 
@@ -334,8 +316,7 @@ def read_parameters(endpoint: HTTPEndpoint, documents: DocumentSet, report: Repo
         else:
             if location == "path":
                 variables.pop(name, None)
-            # `documents.parameters` keeps it.
-            parameters.append(documents.shared("parameter", located.value, partial(_parameter, located, documents)))
+            parameters.append(_parameter(located, documents))
     for name in variables:
         report.warn(f"{endpoint}: no parameter describes {{{name}}}: it is a string")
         schema = Located({"type": "string"}, endpoint.operation.document)
