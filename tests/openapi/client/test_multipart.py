@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from python_multipart import FormParser
 from python_multipart.multipart import Field, File
 
-from opwire.openapi.client import serialize
 from opwire.openapi.client.serialize import FormPart, write_multipart
 
 
@@ -99,11 +98,10 @@ def test_what_would_add_a_line_to_a_part_is_refused(part: FormPart) -> None:
         write_multipart([part])
 
 
-def test_the_boundary_is_not_in_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    boundaries = iter(["aaaa", "bbbb", "cccc"])
-    monkeypatch.setattr(serialize, "token_hex", lambda _: next(boundaries))
-    parts = [FormPart(name="x", data=b"\r\n--aaaa--"), FormPart(name="y", data=b"..bbbb..")]
-    assert write_multipart(parts)[1] == "cccc"
+def test_each_body_has_a_boundary_that_nobody_can_guess() -> None:
+    boundaries = {write_multipart([])[1] for _ in range(100)}
+    assert len(boundaries) == 100
+    assert {len(boundary) for boundary in boundaries} == {32}
 
 
 @given(st.lists(st.tuples(st.text("ab\"'\\\r\n;ä", min_size=1, max_size=5), st.binary(max_size=50)), max_size=4))
