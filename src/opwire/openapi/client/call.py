@@ -105,10 +105,6 @@ class HTTPOperation(Struct, eq=False, dict=True):
         return f"{self.host} did not respond"
 
     @cached_property
-    def _key_header(self) -> str | None:
-        return self.plan.idempotency_header
-
-    @cached_property
     def _prepare(self) -> Callable[[Any], Any]:
         return prepare_files(self.plan)
 
@@ -127,7 +123,7 @@ class HTTPOperation(Struct, eq=False, dict=True):
         """Call a query or mutation."""
         deadline, client = self.deadline(context), self.client
         request = self.request(input)
-        name = self._key_header
+        name = self.plan.idempotency_header
         if name is not None and all(header_name.lower() != name.lower() for header_name, _ in request.headers):
             # The input has no key. A durable call has its own, which all attempts share.
             durable = context.metadata.get("idempotency_key") if context.is_served else None
@@ -148,12 +144,15 @@ class HTTPOperation(Struct, eq=False, dict=True):
                     logger.info("%s: retried in %.3g s: %s", self.plan.operation_id, delay, error.message)
                 await asyncio.sleep(delay)
                 attempt += 1
-            head = head_of(response)
-            kind = head.media_type
-            is_slow = len(body) > _SLOW_DECODED_IN_THREAD_BYTES and (kind.is_xml or kind.charset not in FAST_CHARSETS)
-            if is_slow or len(body) > _DECODED_IN_THREAD_BYTES:
-                return await asyncio.to_thread(self.responses.read, head, body)
-            return self.responses.read(head, body)
+            return await self.decoded(head_of(response), body)
+
+    async def decoded(self, head: ResponseHead, body: bytes) -> ShapedResult:
+        """Return the result of a response, decoded in a thread if that takes long."""
+        kind = head.media_type
+        is_slow = len(body) > _SLOW_DECODED_IN_THREAD_BYTES and (kind.is_xml or kind.charset not in FAST_CHARSETS)
+        if is_slow or len(body) > _DECODED_IN_THREAD_BYTES:
+            return await asyncio.to_thread(self.responses.read, head, body)
+        return self.responses.read(head, body)
 
     def _retry_delay(
         self, error: CallError, request: HTTPRequest, attempt: int, deadline: float | None
@@ -161,7 +160,7 @@ class HTTPOperation(Struct, eq=False, dict=True):
         """Return the seconds until the next attempt, or None if the error is final."""
         status = as_dict(error.details).get("status")
         lost = error.code is ErrorCode.UNAVAILABLE and error.retryable
-        is_safe = request.method in _IDEMPOTENT or self._key_header is not None
+        is_safe = request.method in _IDEMPOTENT or self.plan.idempotency_header is not None
         if attempt > self.retries or not is_safe or not (lost or status in _RETRIED):
             return None
         # What the API asks for comes before the back-off, or all rejected callers would return at the same time.
@@ -303,7 +302,7 @@ class StreamSubscription:
         deadline = operation.deadline(self._context)
         body = await limit(lambda: operation.client.read(response), deadline, complaint)
         self._finish()
-        return [operation.responses.read(head, body)]
+        return [await operation.decoded(head, body)]
 
     def _decoder(self, head: ResponseHead, kind: StreamKind, sent: HTTPRequest) -> ItemDecoder:
         plan, max_item = self._operation.plan, self._operation.client.options.max_item
