@@ -9,8 +9,8 @@ import pytest
 from opwire.errors import CallError, ErrorCode
 from opwire.model.envelope import local_envelope
 from opwire.protocol import Address, CallFailed, CallResponded
-from opwire.transports.leases import MOMENT, Leases, OutgoingCall
-from opwire.transports.probes import MAX_PROBES_AT_ONCE, Probes, ProbeSchedule
+from opwire.transports.broker import Probes
+from opwire.transports.leases import MAX_PROBES_AT_ONCE, MOMENT, Leases, OutgoingCall, ProbeSchedule
 from tests.chaos.virtual_time import run_virtually
 
 

@@ -7,8 +7,9 @@ is a `BrokerConnection`.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import count
+from math import inf
 from secrets import randbits, token_hex
 
 from opwire.errors import CallError, ErrorCode, check_above_zero, check_counts
@@ -37,9 +38,18 @@ from opwire.runtime.deadlines import back_off
 from opwire.runtime.tasks import cancel_tasks
 from opwire.runtime.text import get_logger
 from opwire.transports.broker_connection import BrokerConnection, RequestSigner
-from opwire.transports.leases import MOMENT, Action, Deliver, LeaseEvent, Leases, LosePeer, OutgoingCall, Send
+from opwire.transports.leases import (
+    MOMENT,
+    Action,
+    Deliver,
+    LeaseEvent,
+    Leases,
+    LosePeer,
+    OutgoingCall,
+    ProbeSchedule,
+    Send,
+)
 from opwire.transports.link import keep_running
-from opwire.transports.probes import Probes
 
 logger = get_logger("opwire.transports")
 
@@ -51,6 +61,65 @@ _MAX_SECONDS_PER_TURN = 0.01  # of a heartbeat, before other tasks run
 _BYTES_PER_TOKEN = 19  # in JSON: 16 digits, two quotes, a comma
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a reconnection; the first attempt follows at once
 _PROBE = encode_session(Waiting())  # without news: only whether the broker can deliver it matters
+
+
+class Probes:
+    """The timer that probes the servers of long calls, and reports long requests to their callers.
+
+    `send` sends a probe to the server of a call, or to those of its operation; `report` sends the tokens of requests in
+    flight to their callers.
+    """
+
+    def __init__(
+        self,
+        leases: Leases,
+        send: Callable[[OutgoingCall], None],
+        report: Callable[[Mapping[Address, list[str]]], None],
+    ) -> None:
+        self._leases = leases
+        self._schedule = ProbeSchedule(leases.calls)
+        self._send = send
+        self._report = report
+        self._timer: asyncio.TimerHandle | None = None
+        self.next_check = inf
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to check."""
+        return self._timer is None
+
+    def check_soon(self, now: float) -> None:
+        """Schedule a check for a new call or request."""
+        if self.next_check > now + MOMENT:
+            self._check_at(now + MOMENT)
+
+    def stop(self) -> None:
+        """Cancel the timer until there is a new call."""
+        self._check_at(inf)
+
+    def _check_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self.next_check = None, when
+        if when < inf:
+            self._timer = asyncio.get_running_loop().call_later(when - time.monotonic(), self._check)
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        try:
+            self._report(self._leases.requests.early_reports(now))
+            for call in self._schedule.due(now):
+                # If it cannot be delivered, the broker calls `BrokerListener.unreachable` or `undelivered`.
+                try:
+                    self._send(call)
+                except CallError as error:
+                    logger.debug("%s was not probed: %s", call.operation_id, error)
+        except Exception:  # the timer has to go on
+            logger.exception("calls in flight could not be probed")
+        now = time.monotonic()
+        next_report = inf if self._leases.requests.are_reported else now + MOMENT
+        next_check = self._schedule.next_check(now) if len(self._leases.calls) else inf
+        self._check_at(min(next_report, next_check))
 
 
 class BrokerTransport:
