@@ -1,7 +1,7 @@
 # Needs Python 3.11; the rest is fetched into .venv*, whose stamps make a second run quick. PYENV_VERSION wakes pyenv's shims.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 GROUPS = demo test check docs judges judges-sdk1 mutants bench bench-pydantic-ai bench-fastmcp bench-faststream bench-arq bench-taskiq bench-celery bench-fastapi bench-utcp bench-bm25s
-INSTALL = .venv/bin/uv pip install -q -e . $(if $(filter test check mutants .venv3%,$* $@),-e conformance)
+INSTALL = .venv/bin/uv pip install -q -e . $(if $(filter test check bench mutants .venv3%,$* $@),-e conformance)
 COMPILE = .venv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --no-annotate --no-header
 export PYTHONDONTWRITEBYTECODE =# compiled tests save 60 s of CPU time per run
 .PHONY: help demo test removable coverage chaos soak check docs bench judges console browser mutants lock clean

@@ -7,14 +7,15 @@ the peers' environments use this file too.
 
 import asyncio
 import socket
+import sys
 from collections import deque
+from typing import Any
 
 
 class _Echo(asyncio.Protocol):
     """The other side: returns every byte."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
+    def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -63,8 +64,11 @@ async def round_trip() -> None:
 
 async def _connect(loop: asyncio.AbstractEventLoop) -> _Connection:
     near, far = socket.socketpair()
-    await loop.create_connection(_Echo, sock=far)
-    _, connection = await loop.create_connection(lambda: _Connection(loop), sock=near)
+    # uvloop takes sockets of Unix here alone; Windows has no others than those of the Internet.
+    is_unix = sys.platform != "win32" and near.family == socket.AF_UNIX
+    connect: Any = loop.create_unix_connection if is_unix else loop.create_connection
+    await connect(_Echo, sock=far)
+    _, connection = await connect(lambda: _Connection(loop), sock=near)
     return connection
 
 
